@@ -1,0 +1,65 @@
+"""The ``sluice`` command. Each family of commands lives in its own module here.
+
+Commands import torch and the rest inside their bodies, so that ``sluice --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from sluice import __version__
+from sluice.errors import SluiceError
+
+app = typer.Typer(
+    name="sluice",
+    help="Train PyTorch models with differential privacy by selective release.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sluice {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors become one or two lines on stderr and exit code 2."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="sluice", standalone_mode=False)
+    except TyperException as error:
+        if not error.format_message():  # the command was called bare: its help is already on the screen
+            sys.exit(2)
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "sluice"
+        _fail(f"{where}: {error.format_message()}\nSee '{where} --help'.")
+    except SluiceError as error:
+        _fail(f"sluice: {error}")
+    except OSError as error:
+        _fail(f"sluice: {error.strerror or error}: {error.filename or ''}".rstrip(": "))
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("sluice: interrupted", err=True)
+        sys.exit(130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    typer.echo(message, err=True)
+    sys.exit(2)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# pytest-xdist already fills the cores; more threads inside a worker only fight each other.
+torch.set_num_threads(1)
+
+# Deadlines would fail on a busy machine for no reason; a fixed seed keeps the default run reproducible.
+settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own cache. One cache is shared by a worker's whole run."""
+    shared = os.environ.get("SLUICE_TEST_CACHE") or str(tmp_path_factory.getbasetemp() / "cache")
+    monkeypatch.setenv("SLUICE_CACHE", shared)
