@@ -1,0 +1,49 @@
+"""How much one record can change the probability that an attempt is accepted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import log_ndtr
+
+from sluice import validate
+from sluice.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Bounds that hold for every batch B and every record z.
+
+    Guarantee:
+        ``ratio_min <= P(accept | B + z) / P(accept | B) <= ratio_max`` and ``P(accept | B) >= probability_min``.
+        An accountant reads these three numbers and nothing else of a gate (docs/accounting.md, section 2).
+    """
+
+    ratio_min: float
+    ratio_max: float
+    probability_min: float
+
+    def __post_init__(self) -> None:
+        validate.fraction(ratio_min=self.ratio_min, probability_min=self.probability_min)
+        validate.positive(ratio_max=self.ratio_max)
+        if self.ratio_max < 1:
+            raise InputError(f"ratio_max={self.ratio_max} is not allowed: it must be >= 1.")
+
+    @classmethod
+    def one_sided(
+        cls, *, threshold: float, clip_bound: float, metric_bound: float, noise_std: float
+    ) -> Acceptance:
+        """Acceptance of ``clip(R - E, -K, K) + N(0, sv^2) > tau`` where a record can only raise E, by at most M.
+
+        The ratio of two Gaussian tails falls with the threshold, so it is smallest where the clipped
+        difference reaches ``-K`` after the record is added; a record moves it by ``min(M, 2K)`` at most.
+        """
+        validate.finite(threshold=threshold)
+        validate.positive(clip_bound=clip_bound, metric_bound=metric_bound, noise_std=noise_std)
+        shift = min(metric_bound, 2 * clip_bound)
+        log_lowest = float(log_ndtr(-(threshold + clip_bound) / noise_std))
+        log_before = float(log_ndtr(-(threshold + clip_bound - shift) / noise_std))
+        return cls(
+            ratio_min=math.exp(log_lowest - log_before), ratio_max=1.0, probability_min=math.exp(log_lowest)
+        )
