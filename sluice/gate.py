@@ -52,9 +52,7 @@ class ClippingBiasGate:
 
     def __post_init__(self) -> None:
         validate.finite(beta=self.beta, initial_reference=self.initial_reference)
-        validate.positive(
-            clip_range=self.clip_range, large_norm=self.large_norm, metric_bound=self.metric_bound
-        )
+        validate.positive(clip_range=self.clip_range, large_norm=self.large_norm, metric_bound=self.metric_bound)
         if self.gate_noise is not None:
             validate.positive(gate_noise=self.gate_noise)
         if self.reference_noise is not None:
@@ -81,9 +79,7 @@ class ClippingBiasGate:
     @property
     def noise_std(self) -> float:
         if self.gate_noise is None:
-            raise InputError(
-                "gate_noise=None is not allowed here: give a number, or calibrate the gate first."
-            )
+            raise InputError("gate_noise=None is not allowed here: give a number, or calibrate the gate first.")
         return 4.0 * self.gate_noise * self.metric_bound
 
     @property

@@ -31,9 +31,7 @@ class Acceptance:
             raise InputError(f"ratio_max={self.ratio_max} is not allowed: it must be >= 1.")
 
     @classmethod
-    def one_sided(
-        cls, *, threshold: float, clip_bound: float, metric_bound: float, noise_std: float
-    ) -> Acceptance:
+    def one_sided(cls, *, threshold: float, clip_bound: float, metric_bound: float, noise_std: float) -> Acceptance:
         """Acceptance of ``clip(R - E, -K, K) + N(0, sv^2) > tau`` where a record can only raise E, by at most M.
 
         The ratio of two Gaussian tails falls with the threshold, so it is smallest where the clipped
@@ -44,6 +42,4 @@ class Acceptance:
         shift = min(metric_bound, 2 * clip_bound)
         log_lowest = float(log_ndtr(-(threshold + clip_bound) / noise_std))
         log_before = float(log_ndtr(-(threshold + clip_bound - shift) / noise_std))
-        return cls(
-            ratio_min=math.exp(log_lowest - log_before), ratio_max=1.0, probability_min=math.exp(log_lowest)
-        )
+        return cls(ratio_min=math.exp(log_lowest - log_before), ratio_max=1.0, probability_min=math.exp(log_lowest))

@@ -19,9 +19,7 @@ def print_json(payload: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(_strict(payload), indent=2, allow_nan=False))
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
