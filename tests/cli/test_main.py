@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sluice.cli import main
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_help_lists_the_commands(capsys):
+    code, out, _ = run(["--help"], capsys)
+    assert code == 0
+    for command in ("data", "epsilon", "plan", "reproduce", "bench"):
+        assert command in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["frobnicate"], ["--frobnicate"], ["epsilon", "--delta", "two"], ["data", "get", "no-such-set"]]
+)
+def test_bad_input_is_two_lines_at_most_and_exit_code_2(arguments, capsys):
+    code, out, err = run(arguments, capsys)
+    assert code == 2
+    assert out == ""
+    assert 1 <= len(err.strip().splitlines()) <= 2
+    assert "Traceback" not in err
+
+
+def test_no_command_shows_the_help(capsys):
+    code, out, err = run([], capsys)
+    assert code == 2
+    assert "Usage" in out + err
+
+
+def test_help_does_not_import_torch():
+    program = (
+        "import sys\nfrom sluice.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
