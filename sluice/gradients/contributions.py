@@ -1,0 +1,140 @@
+"""What one call of one layer contributes to the per-sample gradients of one parameter.
+
+A `Tap` is a tensor of the forward pass whose gradient ``b`` is wanted. A `Contribution` turns that ``b``, and what
+it kept of the forward pass, into per-sample squared norms and into weighted sums over samples. Kernels see float32
+(or float64) only, with the sample axis first, and run without autograd and without autocast.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Tap:
+    """A point of the forward pass; ``gradient`` is the loss's derivative there once the backward pass has run.
+
+    ``gradient`` is zero where the loss does not depend on the point. It is never bfloat16 or float16.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self._gradient: Tensor | None = None
+
+    def bind(self, gradient: Tensor | None) -> None:
+        self._gradient = None if gradient is None else working(gradient.detach())
+
+    @property
+    def gradient(self) -> Tensor:
+        if self._gradient is None:
+            self._gradient = working(torch.zeros(self.shape, dtype=self.dtype, device=self.device))
+        return self._gradient
+
+
+def working(tensor: Tensor) -> Tensor:
+    """The tensor in the precision in which kernels work: float32 for anything shorter, else unchanged."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared Euclidean norm of each row, all axes but the first taken together."""
+    if rows.shape[0] == 0 or rows.numel() == 0:
+        return rows.new_zeros(rows.shape[0])
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square_()
+
+
+def zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy whose given rows (a boolean mask) are exactly zero, whatever was there: 0 * inf must not survive."""
+    return tensor.masked_fill(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
+
+class Contribution(ABC):
+    """Per-sample gradients of one parameter (or of some of its rows) from one call of one layer.
+
+    Attributes:
+        parameter: whose gradient this is.
+        rows: the part of the parameter's first axis that it covers; None for all of it. Contributions to
+            disjoint rows of a parameter are independent, others to the same parameter are added up before a norm
+            is taken.
+    """
+
+    def __init__(self, parameter: nn.Parameter, *, rows: slice | None = None) -> None:
+        self.parameter = parameter
+        self.rows = rows
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the parameter, or of the part of it that is covered."""
+        if self.rows is None:
+            return self.parameter.shape
+        covered = len(range(*self.rows.indices(self.parameter.shape[0])))
+        return torch.Size((covered, *self.parameter.shape[1:]))
+
+    @abstractmethod
+    def norms_squared(self, *, keep: bool) -> Tensor:
+        """Squared norm for each sample, ``[n]``. ``keep`` says that a weighted sum will probably be asked for next."""
+
+    @abstractmethod
+    def per_sample(self, samples: slice) -> Tensor:
+        """The gradients themselves for some of the samples, ``[m, *shape]``."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """``sum_i weights[i] * gradient_i``, of this contribution's shape. Dropped samples count as zero."""
+
+    @abstractmethod
+    def drop(self, samples: Tensor) -> None:
+        """Make the gradients of the samples in this boolean mask exactly zero, even where they were NaN or infinite."""
+
+    def merged(self, other: Contribution) -> Contribution | None:
+        """One contribution that equals this one plus ``other`` (same parameter, same rows), if that is cheap."""
+        return None
+
+
+class ExplicitContribution(Contribution):
+    """Per-sample gradients that are small enough to be formed, by a function of the tap's gradient.
+
+    Args:
+        compute: maps ``tap.gradient`` to ``[n, *shape]``. What it needs of the forward pass it closes over, in
+            working precision (see `working`).
+    """
+
+    def __init__(
+        self, parameter: nn.Parameter, tap: Tap, compute: Callable[[Tensor], Tensor], *, rows: slice | None = None
+    ) -> None:
+        super().__init__(parameter, rows=rows)
+        self._tap = tap
+        self._compute = compute
+        self._gradients: Tensor | None = None
+        self._dropped: Tensor | None = None
+
+    def _all(self) -> Tensor:
+        if self._gradients is None:
+            gradients = self._compute(self._tap.gradient)
+            self._gradients = gradients if self._dropped is None else zero_rows(gradients, self._dropped)
+        return self._gradients
+
+    def norms_squared(self, *, keep: bool) -> Tensor:
+        return squared_norms(self._all())
+
+    def per_sample(self, samples: slice) -> Tensor:
+        return self._all()[samples]
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        gradients = self._all()
+        return (weights.to(gradients.dtype) @ gradients.flatten(1)).view(gradients.shape[1:])
+
+    def drop(self, samples: Tensor) -> None:
+        self._dropped = samples
+        if self._gradients is not None:
+            self._gradients = zero_rows(self._gradients, samples)
+
+
+def sum_over_positions(parameter: nn.Parameter, tap: Tap, view: Callable[[Tensor], Tensor]) -> ExplicitContribution:
+    """A bias: its per-sample gradient is ``b`` summed over positions. ``view`` brings b to ``[n, positions, out]``."""
+    return ExplicitContribution(parameter, tap, lambda gradient: view(gradient).sum(1))

@@ -1,0 +1,99 @@
+"""The shared primitive: a linear map applied at many positions of each sample.
+
+Its per-sample gradient is ``sum_t b[i, t] (x) a[i, t]``. The squared norm is either that of this matrix, formed
+explicitly, or ``sum_{s,t} (a_s . a_t)(b_s . b_t)`` from two Gram matrices over positions, whichever costs less; the
+weighted sum is one matrix product over all samples and positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
+
+
+def gram_is_cheaper(positions: int, outputs: int, inputs: int) -> bool:
+    """The cost model, in multiply-adds for each sample: T^2 (in + out) against T in out (docs/gradients.md)."""
+    return positions * (inputs + outputs) < inputs * outputs
+
+
+class LinearContribution(Contribution):
+    """The weight of a linear map over positions.
+
+    Args:
+        parameter: weight of shape ``[out, in]`` (or whose ``rows`` have that shape).
+        tap: the map's output (or anything from which ``view`` can take it).
+        a: the map's input, ``[n, positions, in]``; any strides.
+        view: brings the tap's gradient to ``[n, positions, out]``; any strides.
+        strategy: "auto", "gram" or "explicit".
+        kept_bytes: explicit gradients up to this size stay for the weighted sum.
+    """
+
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        tap: Tap,
+        a: Tensor,
+        *,
+        view: Callable[[Tensor], Tensor] = lambda gradient: gradient,
+        rows: slice | None = None,
+        strategy: str = "auto",
+        kept_bytes: int = 0,
+    ) -> None:
+        super().__init__(parameter, rows=rows)
+        self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
+        self._strategy = strategy
+        self._kept_bytes = kept_bytes
+        self._gradients: Tensor | None = None
+        self._ready: tuple[Tensor, Tensor] | None = None
+
+    def _inputs_and_gradients(self) -> tuple[Tensor, Tensor]:
+        if self._ready is None:
+            inputs = [working(a) for _, a, _ in self._pairs]
+            gradients = [view(tap.gradient) for tap, _, view in self._pairs]
+            dtype = torch.promote_types(inputs[0].dtype, gradients[0].dtype)
+            a = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
+            b = gradients[0] if len(gradients) == 1 else torch.cat(gradients, 1)
+            self._ready = a.to(dtype), b.to(dtype)
+        return self._ready
+
+    def norms_squared(self, *, keep: bool) -> Tensor:
+        a, b = self._inputs_and_gradients()
+        positions, inputs, outputs = a.shape[1], a.shape[2], b.shape[2]
+        if positions == 1:
+            return squared_norms(a) * squared_norms(b)
+        gram = gram_is_cheaper(positions, outputs, inputs) if self._strategy == "auto" else self._strategy == "gram"
+        if gram:
+            products = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(b, b.transpose(1, 2)))
+            return products.flatten(1).sum(1).clamp_(min=0)
+        gradients = torch.bmm(b.transpose(1, 2), a)
+        if keep and gradients.numel() * gradients.element_size() <= self._kept_bytes:
+            self._gradients = gradients
+        return squared_norms(gradients)
+
+    def per_sample(self, samples: slice) -> Tensor:
+        a, b = self._inputs_and_gradients()
+        return torch.bmm(b[samples].transpose(1, 2), a[samples])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._gradients is not None:
+            gradients = self._gradients
+            return (weights.to(gradients.dtype) @ gradients.flatten(1)).view(gradients.shape[1:])
+        a, b = self._inputs_and_gradients()
+        scaled = b * weights.to(b.dtype).view(-1, 1, 1)
+        return scaled.reshape(-1, b.shape[2]).t() @ a.reshape(-1, a.shape[2])
+
+    def drop(self, samples: Tensor) -> None:
+        a, b = self._inputs_and_gradients()
+        self._ready = zero_rows(a, samples), zero_rows(b, samples)
+        if self._gradients is not None:
+            self._gradients = zero_rows(self._gradients, samples)
+
+    def merged(self, other: Contribution) -> Contribution | None:
+        if not isinstance(other, LinearContribution):
+            return None
+        self._pairs.extend(other._pairs)
+        return self

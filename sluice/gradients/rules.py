@@ -1,0 +1,104 @@
+"""The interface of layer rules: how the per-sample gradients of one kind of module are recorded.
+
+A rule is called once for each call of its module inside the recorded forward pass. It makes taps where it wants the
+loss's derivative and says what each tap contributes to which parameter::
+
+    class LinearRule(Rule):
+        def record(self, module, call):
+            z, tap = call.tap(call.output)
+            a = call.save(call.inputs[0])
+            if call.trainable(module.weight):
+                call.contribute(LinearContribution(module.weight, tap, positions(a), view=positions))
+            return z
+
+    register(nn.Linear, LinearRule())
+
+A rule with ``replaces_forward = True`` runs the module itself, decomposed as it likes (``call.output`` is None then);
+the others find the ordinary forward's result in ``call.output``. While a rule runs, no parameter requires grad.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from sluice.gradients.contributions import Contribution, Tap
+from sluice.gradients.options import GradientOptions
+
+if TYPE_CHECKING:
+    from sluice.gradients.capture import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of one module during the recorded forward pass.
+
+    Attributes:
+        name: the module's name in the model, for messages.
+        inputs: positional arguments.
+        keywords: keyword arguments.
+        output: what the module's own forward returned; None for a rule that replaces it.
+        batch_size: number of samples in this forward pass.
+        batch_axis: axis of the first tensor input that holds the samples (found by probing, usually 0). Rules for
+            modules that define their own batch axis (``batch_first``) may ignore it.
+    """
+
+    name: str
+    inputs: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    output: Any
+    batch_size: int
+    batch_axis: int
+    options: GradientOptions
+    recording: Recording
+
+    def tap(self, z: Tensor) -> tuple[Tensor, Tap]:
+        """Ask for the loss's derivative at z. The returned tensor must be used in place of z from here on."""
+        return self.recording.tap(z)
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """The tensor, detached, to be used after the backward pass; changing it in place until then is an error."""
+        return self.recording.save(tensor, owner=self.name)
+
+    def trainable(self, parameter: nn.Parameter | None) -> bool:
+        """Whether the user asked for this parameter's gradient."""
+        return parameter is not None and self.recording.trainable(parameter)
+
+    def contribute(self, contribution: Contribution) -> None:
+        self.recording.contribute(contribution)
+
+    @property
+    def strategy(self) -> str:
+        return self.options.strategy.get(self.name, "auto")
+
+
+class Rule(ABC):
+    """How one kind of module is recorded."""
+
+    replaces_forward: ClassVar[bool] = False
+
+    def unsupported(self, module: nn.Module) -> str | None:
+        """Why this module cannot be handled by this rule (the vmap fallback takes it then), or None."""
+        return None
+
+    @abstractmethod
+    def record(self, module: Any, call: Call) -> Any:
+        """Make taps and contributions for one call, and return the module's output with the taps in it."""
+
+
+_RULES: dict[type[nn.Module], Rule] = {}
+
+
+def register(kind: type[nn.Module], rule: Rule) -> None:
+    """Use the rule for modules of exactly this class. Subclasses may compute something else, so they do not inherit."""
+    _RULES[kind] = rule
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The rule of this module, if there is one that supports it as it is configured."""
+    rule = _RULES.get(type(module))
+    return rule if rule is not None and rule.unsupported(module) is None else None
