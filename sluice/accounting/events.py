@@ -1,0 +1,110 @@
+"""The event of selective release, beside dp-accounting's own events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attr
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from sluice import serial, validate
+from sluice.accounting.acceptance import Acceptance
+
+
+@attr.s(frozen=True, kw_only=True, auto_attribs=True)
+class SelectiveReleaseDpEvent(DpEvent):
+    """One release of the loop below, under adding or removing one record ``z``.
+
+    ::
+
+        repeat (at most max_attempts times, if that is given)
+            B      <- Poisson sample: every record independently with probability sampling_probability
+            accept <- coin whose bias a(B) depends on B and on what was published before, nothing else
+        until accept
+        publish  f(B) + N(0, (noise_multiplier * |f|)^2 I)  and  e(B) + N(0, (reference_noise_multiplier * |e|)^2)
+
+    where ``f`` and ``e`` are sums over the records of B and ``|f|``, ``|e|`` bound what one record adds to them
+    (Euclidean norm). Nothing of a rejected attempt is published or kept. For every B and z::
+
+        acceptance.ratio_min <= a(B + z) / a(B) <= acceptance.ratio_max,    a(B) >= acceptance.probability_min.
+
+    Attributes:
+        sampling_probability: q, in (0, 1].
+        noise_multiplier: sigma, of the released sum.
+        acceptance: how much one record can change the acceptance of any batch.
+        reference_noise_multiplier: sr, of the metric released from the same batch; infinite where none is released.
+        max_attempts: after so many rejections in a row nothing more is published but the fact that it stopped.
+            None is "never give up", which costs nothing.
+    """
+
+    sampling_probability: float
+    noise_multiplier: float
+    acceptance: Acceptance
+    reference_noise_multiplier: float = math.inf
+    max_attempts: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        validate.fraction(sampling_probability=self.sampling_probability)
+        validate.positive(noise_multiplier=self.noise_multiplier)
+        validate.positive_or_infinite(reference_noise_multiplier=self.reference_noise_multiplier)
+        if self.max_attempts is not None:
+            validate.positive_integer(max_attempts=self.max_attempts)
+
+    @property
+    def effective_noise_multiplier(self) -> float:
+        """Sum and metric together are one Gaussian release with this multiplier."""
+        ratio = self.noise_multiplier / self.reference_noise_multiplier
+        return self.noise_multiplier / math.hypot(1.0, ratio)
+
+    @property
+    def give_up_probability(self) -> float:
+        """A bound on the probability that one release runs out of attempts."""
+        if self.max_attempts is None:
+            return 0.0
+        miss = self.acceptance.probability_min
+        return math.exp(self.max_attempts * math.log1p(-miss)) if miss < 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that strict JSON can hold; ``from_dict`` gives the very same event back."""
+        return {
+            "sampling_probability": self.sampling_probability,
+            "noise_multiplier": self.noise_multiplier,
+            "acceptance": {
+                "ratio_min": self.acceptance.ratio_min,
+                "ratio_max": self.acceptance.ratio_max,
+                "probability_min": self.acceptance.probability_min,
+            },
+            "reference_noise_multiplier": serial.encode_float(self.reference_noise_multiplier),
+            "max_attempts": self.max_attempts,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SelectiveReleaseDpEvent:
+        serial.require_keys(
+            data,
+            what="a selective release",
+            required=("sampling_probability", "noise_multiplier", "acceptance"),
+            optional=("reference_noise_multiplier", "max_attempts"),
+        )
+        acceptance = data["acceptance"]
+        serial.require_keys(acceptance, what="acceptance", required=("ratio_min", "ratio_max", "probability_min"))
+        return cls(
+            sampling_probability=data["sampling_probability"],
+            noise_multiplier=data["noise_multiplier"],
+            acceptance=Acceptance(
+                ratio_min=acceptance["ratio_min"],
+                ratio_max=acceptance["ratio_max"],
+                probability_min=acceptance["probability_min"],
+            ),
+            reference_noise_multiplier=serial.decode_float(data.get("reference_noise_multiplier", math.inf)),
+            max_attempts=data.get("max_attempts"),
+        )
+
+
+def plain_release(*, sampling_probability: float, noise_multiplier: float) -> DpEvent:
+    """dp-accounting's event of one step of plain DP-SGD."""
+    validate.fraction(sampling_probability=sampling_probability)
+    validate.positive(noise_multiplier=noise_multiplier)
+    return PoissonSampledDpEvent(sampling_probability, GaussianDpEvent(noise_multiplier))
