@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal, get_args
 
 import dp_accounting as dpa
@@ -61,18 +61,34 @@ class ClaimedAccount:
         validate.positive(target_epsilon=target_epsilon)
         validate.open_fraction(delta=delta)
         orders = np.array(CLASSICAL_ORDERS)
-        room = target_epsilon - np.log1p(-1 / orders) + np.log(delta * orders) / (orders - 1) - _renyi(self.once)
+        room = target_epsilon - np.log1p(-1 / orders) + np.log(delta * orders) / (orders - 1) - self._once_renyi
         # Epsilon is a minimum over orders of something linear in the releases, so the answer is a maximum of quotients.
-        count = max(0, math.floor(float(np.max(room / _renyi(self.update)))))
+        count = max(0, math.floor(float(np.max(room / self._update_renyi))))
         while count > 0 and self._epsilon(count, delta) > target_epsilon:
             count -= 1
         while self._epsilon(count + 1, delta) <= target_epsilon:
             count += 1
         return count
 
+    @cached_property
+    def _update_renyi(self) -> np.ndarray:
+        return classical_renyi(self.update)
+
+    @cached_property
+    def _once_renyi(self) -> np.ndarray:
+        return classical_renyi(self.once)
+
     def _epsilon(self, releases: int, delta: float) -> float:
-        renyi = releases * _renyi(self.update) + _renyi(self.once)
+        renyi = releases * self._update_renyi + self._once_renyi
         return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta)[0])
+
+
+def classical_renyi(event: dpa.DpEvent) -> np.ndarray:
+    """The Renyi divergence bound of one event at each of ``CLASSICAL_ORDERS``, by dp-accounting."""
+    accountant = rdp.RdpAccountant(list(CLASSICAL_ORDERS))
+    accountant.compose(event)
+    renyi: np.ndarray = accountant.rdp
+    return renyi
 
 
 def claimed_inflation(
@@ -186,12 +202,3 @@ def paper_batch_size(*, batch_size: int, inflation: float) -> int:
     if inflation < 1:
         raise InputError(f"inflation={inflation} is not allowed: rho is at least 1.")
     return int(batch_size / inflation)
-
-
-@lru_cache(maxsize=256)
-def _renyi(event: dpa.DpEvent) -> np.ndarray:
-    accountant = rdp.RdpAccountant(list(CLASSICAL_ORDERS))
-    accountant.compose(event)
-    renyi: np.ndarray = accountant.rdp
-    renyi.setflags(write=False)
-    return renyi
