@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sluice import __version__
+from sluice.cli import reproduce
 from sluice.errors import SluiceError
 
 app = typer.Typer(
@@ -36,6 +37,9 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def main(arguments: list[str] | None = None) -> None:

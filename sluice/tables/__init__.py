@@ -1,0 +1,1 @@
+"""The tables of the DPSR-CG paper, recomputed cell by cell."""
