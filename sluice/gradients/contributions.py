@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Tap:
@@ -25,8 +25,10 @@ class Tap:
         self.dtype = dtype
         self.device = device
         self._gradient: Tensor | None = None
+        self.bound = False
 
     def bind(self, gradient: Tensor | None) -> None:
+        self.bound = True
         self._gradient = None if gradient is None else working(gradient.detach())
 
     @property
@@ -63,7 +65,7 @@ class Contribution(ABC):
             is taken.
     """
 
-    def __init__(self, parameter: nn.Parameter, *, rows: slice | None = None) -> None:
+    def __init__(self, parameter: Tensor, *, rows: slice | None = None) -> None:
         self.parameter = parameter
         self.rows = rows
 
@@ -105,7 +107,7 @@ class ExplicitContribution(Contribution):
     """
 
     def __init__(
-        self, parameter: nn.Parameter, tap: Tap, compute: Callable[[Tensor], Tensor], *, rows: slice | None = None
+        self, parameter: Tensor, tap: Tap, compute: Callable[[Tensor], Tensor], *, rows: slice | None = None
     ) -> None:
         super().__init__(parameter, rows=rows)
         self._tap = tap
@@ -135,6 +137,6 @@ class ExplicitContribution(Contribution):
             self._gradients = zero_rows(self._gradients, samples)
 
 
-def sum_over_positions(parameter: nn.Parameter, tap: Tap, view: Callable[[Tensor], Tensor]) -> ExplicitContribution:
+def sum_over_positions(parameter: Tensor, tap: Tap, view: Callable[[Tensor], Tensor]) -> ExplicitContribution:
     """A bias: its per-sample gradient is ``b`` summed over positions. ``view`` brings b to ``[n, positions, out]``."""
     return ExplicitContribution(parameter, tap, lambda gradient: view(gradient).sum(1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
 
@@ -34,7 +34,7 @@ class LinearContribution(Contribution):
 
     def __init__(
         self,
-        parameter: nn.Parameter,
+        parameter: Tensor,
         tap: Tap,
         a: Tensor,
         *,

@@ -43,8 +43,8 @@ class Call:
         keywords: keyword arguments.
         output: what the module's own forward returned; None for a rule that replaces it.
         batch_size: number of samples in this forward pass.
-        batch_axis: axis of the first tensor input that holds the samples (found by probing, usually 0). Rules for
-            modules that define their own batch axis (``batch_first``) may ignore it.
+        batch_axes: for each tensor among the arguments (in the order of `sluice.gradients.trees.leaves_in`), the
+            axis that holds the samples, found by probing with two batch sizes; None where no axis does.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Call:
     keywords: Mapping[str, Any]
     output: Any
     batch_size: int
-    batch_axis: int
+    batch_axes: tuple[int | None, ...]
     options: GradientOptions
     recording: Recording
 
@@ -64,12 +64,24 @@ class Call:
         """The tensor, detached, to be used after the backward pass; changing it in place until then is an error."""
         return self.recording.save(tensor, owner=self.name)
 
-    def trainable(self, parameter: nn.Parameter | None) -> bool:
+    def trainable(self, parameter: Tensor | None) -> bool:
         """Whether the user asked for this parameter's gradient."""
         return parameter is not None and self.recording.trainable(parameter)
 
     def contribute(self, contribution: Contribution) -> None:
         self.recording.contribute(contribution)
+
+    @property
+    def batch_axis(self) -> int:
+        """The axis of the first batched argument that holds the samples, usually 0.
+
+        Rules for modules that define their own batch axis (``batch_first``) ignore it.
+        """
+        return next((axis for axis in self.batch_axes if axis is not None), 0)
+
+    def argument(self, position: int, keyword: str) -> Any:
+        """An argument of the call, however it was passed."""
+        return self.inputs[position] if len(self.inputs) > position else self.keywords[keyword]
 
     @property
     def strategy(self) -> str:
@@ -80,6 +92,9 @@ class Rule(ABC):
     """How one kind of module is recorded."""
 
     replaces_forward: ClassVar[bool] = False
+    #: Whether the module itself says where the samples are (``batch_first``); else its inputs are checked to have
+    #: the samples on ``call.batch_axis``.
+    owns_batch_axis: ClassVar[bool] = False
 
     def unsupported(self, module: nn.Module) -> str | None:
         """Why this module cannot be handled by this rule (the vmap fallback takes it then), or None."""

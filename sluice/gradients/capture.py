@@ -1,0 +1,224 @@
+"""Recording one forward pass: which modules are watched, and what is kept of them.
+
+Nothing is ever stored on the user's modules outside a forward pass: watching is done by process-wide module hooks
+that look the module up, so state dicts, copies and pickles stay what they were. During a forward pass parameters do
+not require grad (autograd then computes no weight gradients) and some forwards are replaced; both are put back when
+it ends, also by an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.module import register_module_forward_hook
+
+from sluice.errors import InputError, UnsupportedModuleError
+from sluice.gradients.contributions import Contribution, Tap
+from sluice.gradients.options import GradientOptions
+from sluice.gradients.plan import Unit
+from sluice.gradients.probe import Axes
+from sluice.gradients.rules import Call
+from sluice.gradients.trees import leaves_in
+
+
+class _Begin(torch.autograd.Function):
+    """Starts a graph at a tensor that has none, without making it a leaf (leaves cannot be changed in place)."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, box: list[Tensor]) -> Tensor:
+        return box[0].data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+@dataclass(eq=False)
+class Recording:
+    """What one forward pass left: taps, what was saved for them, and what they contribute to which parameter.
+
+    Attributes:
+        by_hooks: derivatives arrive by an ordinary ``loss.backward()`` instead of `backward`.
+    """
+
+    batch_size: int
+    parameters: frozenset[Tensor]
+    by_hooks: bool = False
+    contributions: list[Contribution] = field(default_factory=list)
+    _taps: list[Tap] = field(default_factory=list)
+    _edges: list[GradientEdge] = field(default_factory=list)
+    _saved: list[tuple[Tensor, int, str]] = field(default_factory=list)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    def tap(self, z: Tensor) -> tuple[Tensor, Tap]:
+        if not z.requires_grad:
+            anchor = torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
+            z = _Begin.apply(anchor, [z])
+        elif z._is_view():
+            # The history of a view is rewritten when it is changed in place, which would lose the tap.
+            z = torch.ops.aten._unsafe_view(z, z.shape)
+        tap = Tap(z.shape, z.dtype, z.device)
+        self._taps.append(tap)
+        if self.by_hooks:
+            z.register_hook(partial(_bind_once, tap))
+        else:
+            self._edges.append(get_gradient_edge(z))
+        return z, tap
+
+    def tap_leaf(self, leaf: Tensor) -> Tap:
+        """A tap at a tensor that the rule made itself, which requires grad and has no history."""
+        tap = Tap(leaf.shape, leaf.dtype, leaf.device)
+        self._taps.append(tap)
+        if self.by_hooks:
+            leaf.register_hook(partial(_bind_once, tap))
+        else:
+            self._edges.append(get_gradient_edge(leaf))
+        return tap
+
+    def save(self, tensor: Tensor, *, owner: str) -> Tensor:
+        kept = tensor.detach()
+        self._saved.append((kept, kept._version, owner))
+        return kept
+
+    def trainable(self, parameter: Tensor) -> bool:
+        return parameter in self.parameters
+
+    def contribute(self, contribution: Contribution) -> None:
+        self.contributions.append(contribution)
+
+    def next_call(self, name: str) -> int:
+        index = self._calls.get(name, 0)
+        self._calls[name] = index + 1
+        return index
+
+    def backward(self, total: Tensor) -> None:
+        """Find the derivative of ``total`` at every tap, in one backward pass that computes no weight gradient."""
+        if self._edges and total.requires_grad:
+            gradients = torch.autograd.grad(total, self._edges, allow_unused=True)
+            for tap, gradient in zip(self._taps, gradients, strict=True):
+                tap.bind(gradient)
+        self._edges.clear()
+
+    def check_saved(self) -> None:
+        for tensor, version, owner in self._saved:
+            if tensor._version != version:
+                raise UnsupportedModuleError(
+                    f"The input of module '{owner}' was changed in place after the module had used it, so its gradient "
+                    "is lost. Use the out-of-place operation there (x = x + y, nn.ReLU(inplace=False))."
+                )
+
+
+def _bind_once(tap: Tap, gradient: Tensor) -> None:
+    if tap.bound:
+        raise InputError(
+            "backward() ran twice through one forward pass. Per-sample gradients are read from the first; call the "
+            "model again before the next backward()."
+        )
+    tap.bind(gradient)
+
+
+class Watch:
+    """Watches the forward passes of one model.
+
+    Args:
+        units: the modules that have parameters to be recorded.
+        axes: what `sluice.gradients.probe.batch_axes` found.
+    """
+
+    def __init__(
+        self, units: Mapping[nn.Module, Unit], *, options: GradientOptions, axes: Mapping[tuple[str, int], Axes]
+    ) -> None:
+        self._units = units
+        self._options = options
+        self._axes = axes
+        self._recording: Recording | None = None
+
+    @contextmanager
+    def record(self, *, batch_size: int, parameters: frozenset[Tensor], by_hooks: bool = False) -> Iterator[Recording]:
+        """Record the forward pass that happens inside the block."""
+        recording = Recording(batch_size=batch_size, parameters=parameters, by_hooks=by_hooks)
+        end = self.begin(recording)
+        try:
+            yield recording
+        finally:
+            end()
+
+    def begin(self, recording: Recording) -> Callable[[], None]:
+        """Start recording; the returned function ends it and puts everything back."""
+        if self._recording is not None:
+            raise InputError("The model was called inside its own forward pass while gradients are being recorded.")
+        self._recording = recording
+        handle = register_module_forward_hook(self._after_forward, with_kwargs=True)
+        replaced = [unit for unit in self._units.values() if unit.rule.replaces_forward]
+        for unit in replaced:
+            unit.module.__dict__["forward"] = partial(self._replacement, unit)
+        for parameter in recording.parameters:
+            parameter.requires_grad_(False)
+        # The fused inference kernels of torch's transformer layers would go past the modules inside them.
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+
+        def end() -> None:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            for parameter in recording.parameters:
+                parameter.requires_grad_(True)
+            for unit in replaced:
+                unit.module.__dict__.pop("forward", None)
+            handle.remove()
+            self._recording = None
+
+        return end
+
+    def _after_forward(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> Any | None:
+        unit = self._units.get(module)
+        if unit is None or unit.rule.replaces_forward or not torch.is_grad_enabled():
+            return None
+        return unit.rule.record(module, self._call(unit, inputs, keywords, output))
+
+    def _replacement(self, unit: Unit, *inputs: Any, **keywords: Any) -> Any:
+        replacement = unit.module.__dict__.pop("forward")
+        try:
+            if not torch.is_grad_enabled():
+                return unit.module.forward(*inputs, **keywords)
+            return unit.rule.record(unit.module, self._call(unit, inputs, keywords, None))
+        finally:
+            unit.module.__dict__["forward"] = replacement
+
+    def _call(self, unit: Unit, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Call:
+        recording = self._recording
+        if recording is None:
+            raise InputError(f"Module '{unit.name}' ran after its forward pass had been recorded.")
+        number = recording.next_call(unit.name)
+        tensors = leaves_in(inputs, keywords)
+        axes = self._axes.get((unit.name, number)) or self._axes.get((unit.name, 0), ())
+        if not unit.rule.owns_batch_axis:
+            self._check(unit, tensors, axes, recording.batch_size)
+        return Call(
+            name=unit.name,
+            inputs=inputs,
+            keywords=keywords,
+            output=output,
+            batch_size=recording.batch_size,
+            batch_axes=axes,
+            options=self._options,
+            recording=recording,
+        )
+
+    def _check(self, unit: Unit, tensors: list[Tensor], axes: Axes, size: int) -> None:
+        wrong = [t for t, axis in zip(tensors, axes, strict=False) if axis is not None and t.shape[axis] != size]
+        if len(tensors) != len(axes) or wrong or all(axis is None for axis in axes):
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise UnsupportedModuleError(
+                f"Module '{unit.name}' got inputs of shape {shapes} in a batch of {size} samples, and no axis of them "
+                "holds just the samples. Keep samples on an axis of their own (nn.Linear takes any number of other "
+                "axes), so that each sample's gradient can be told apart."
+            )

@@ -1,0 +1,148 @@
+"""Per-sample gradient norms of a batch, and weighted sums of its gradients, from one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice import validate
+from sluice.errors import InputError
+from sluice.gradients.capture import Recording, Watch
+from sluice.gradients.chunk import Chunk
+from sluice.gradients.opaque import OpaqueRule
+from sluice.gradients.options import GradientOptions
+from sluice.gradients.plan import plan
+from sluice.gradients.probe import Axes, batch_axes
+from sluice.gradients.trees import apply, batch_size, take
+from sluice.gradients.validation import refuse_mixing
+from sluice.gradients.verification import verify
+
+Loss = Callable[[Any, Any], Tensor]
+Scaling = Callable[[Tensor], Tensor]
+
+
+class PerSampleGradients:
+    """Per-sample gradients of a model. The model is neither wrapped nor changed.
+
+    Args:
+        module: any module that treats samples independently. Frozen parameters do not count.
+        loss_reduction: what the loss functions given below return: "none" (one value per sample), "mean" (their
+            average over the samples it was given) or "sum".
+        options: performance only.
+
+    Guarantee:
+        For every batch the norm reported for a sample is that of the gradient which the weighted sum uses, over all
+        trainable parameters taken together, up to rounding (1e-5 relative in float32); it depends on that sample
+        alone as long as the module and the loss treat samples independently. Non-finite gradients: see `Chunk`.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, loss_reduction: str = "none", options: GradientOptions | None = None
+    ) -> None:
+        validate.one_of(("none", "mean", "sum"), loss_reduction=loss_reduction)
+        self.module = module
+        self.options = options or GradientOptions()
+        self._reduction = loss_reduction
+        refuse_mixing(module)
+        self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        if not self._names:
+            raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")
+        self._parameters: frozenset[Tensor] = frozenset(self._names)
+        self._units = plan(module, options=self.options, opaque=OpaqueRule())
+        self._axes: dict[tuple[str, int], Axes] = {}
+        self._watch = Watch(self._units, options=self.options, axes=self._axes)
+        self._prepared = False
+
+    def zeros(self) -> dict[str, Tensor]:
+        """Empty accumulators for `Chunk.add_weighted_sum`: parameter name to tensor, at least float32."""
+        return {
+            name: torch.zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
+            for p, name in self._names.items()
+        }
+
+    def chunks(self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False) -> Iterator[Chunk]:
+        """Run the batch chunk by chunk. Memory does not grow with the batch; stop whenever you have seen enough.
+
+        Args:
+            x: input of the model: a tensor, a tuple (positional arguments) or a dict (keywords), samples first.
+            y: whatever the loss takes beside the output: tensors, samples first, or None.
+            loss: ``loss(output, y)``, see ``loss_reduction``.
+            norms_only: no weighted sum will be asked for (a hint; asking nevertheless works).
+        """
+        size = batch_size((x, y))
+        if size == 0:
+            return
+        refuse_mixing(self.module)
+        self._prepare(x)
+        step = self.options.chunk_size or self._chunk_size(size)
+        for start in range(0, size, step):
+            samples = slice(start, min(start + step, size))
+            yield self._run(take(x, samples), take(y, samples), loss, samples=samples, keep=not norms_only)
+
+    def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
+        """Gradient norm of each sample of the batch. An empty batch has none."""
+        parts = [chunk.norms for chunk in self.chunks(x, y, loss, norms_only=True)]
+        return torch.cat(parts) if parts else torch.zeros(0, device=self._device)
+
+    def weighted_sum(self, x: Any, y: Any, loss: Loss, scaling: Scaling) -> tuple[Tensor, dict[str, Tensor]]:
+        """Norms, and ``sum_i c_i * gradient_i`` with weights ``c = scaling(norms)``, for each parameter by name.
+
+        ``scaling`` is given the norms of one chunk after the other, so a weight may depend on its own norm only.
+        """
+        total = self.zeros()
+        norms = []
+        for chunk in self.chunks(x, y, loss):
+            norms.append(chunk.norms)
+            chunk.add_weighted_sum(scaling(chunk.norms), into=total)
+        return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), total
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._names)).device
+
+    def _chunk_size(self, size: int) -> int:
+        return min(size, 128)
+
+    def _prepare(self, x: Any) -> None:
+        if not self._prepared:
+            self._axes.update(batch_axes(self.module, self._units, x))
+            if self.options.verify:
+                verify(self.module, self._watch, self._names, x, kept_bytes=self.options.kept_bytes)
+            self._prepared = True
+
+    def _run(self, x: Any, y: Any, loss: Loss, *, samples: slice, keep: bool) -> Chunk:
+        size = samples.stop - samples.start
+        with torch.enable_grad():
+            with self._watch.record(batch_size=size, parameters=self._parameters) as recording:
+                output = apply(self.module, x)
+            total = self._total(loss(output, y), size)
+        recording.backward(total)
+        return self._chunk(recording, samples=samples, keep=keep)
+
+    def _chunk(self, recording: Recording, *, samples: slice, keep: bool) -> Chunk:
+        return Chunk(
+            recording,
+            samples=samples,
+            names=self._names,
+            kept_bytes=self.options.kept_bytes,
+            keep=keep,
+            device=self._device,
+        )
+
+    def _total(self, value: Tensor, size: int) -> Tensor:
+        if self._reduction == "none":
+            if value.shape != (size,):
+                raise InputError(
+                    f"The loss returned shape {tuple(value.shape)} for {size} samples; with loss_reduction='none' it "
+                    "must return one value per sample. Say loss_reduction='mean' or 'sum' if it reduces."
+                )
+            return value.sum()
+        if value.numel() != 1:
+            raise InputError(
+                f"The loss returned shape {tuple(value.shape)}; with loss_reduction={self._reduction!r} it must return "
+                "one number. Say loss_reduction='none' if it returns one value per sample."
+            )
+        return value.sum() * size if self._reduction == "mean" else value.sum()

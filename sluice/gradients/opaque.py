@@ -1,0 +1,91 @@
+"""Any module at all: each sample gets its own copy of the parameters.
+
+The module's forward runs under `torch.func.vmap` over samples, with parameters expanded along the sample axis (no
+memory is copied). Autograd's derivative with respect to the expanded parameters *is* the per-sample gradient, from
+the same forward and backward pass as everything else: nothing is replayed, so dropout inside needs no care.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sluice.errors import UnsupportedModuleError
+from sluice.gradients.contributions import ExplicitContribution
+from sluice.gradients.rules import Call, Rule
+
+
+class OpaqueRule(Rule):
+    """Records a module about which nothing is known but that it treats samples one by one."""
+
+    replaces_forward = True
+
+    def record(self, module: nn.Module, call: Call) -> Any:
+        copies: dict[str, Tensor] = {}
+        for name, parameter in module.named_parameters():
+            if call.trainable(parameter):
+                # Not a view: vmap would otherwise trace back to the parameter itself.
+                copy = parameter.detach().expand(call.batch_size, *parameter.shape).requires_grad_(True)
+                copies[name] = copy
+                tap = call.recording.tap_leaf(copy)
+                call.contribute(ExplicitContribution(parameter, tap, _unchanged))
+
+        leaves, structure = tree_flatten((call.inputs, dict(call.keywords)))
+        found = iter(call.batch_axes)
+        axes = [next(found) if isinstance(leaf, Tensor) else None for leaf in leaves]
+
+        def one_sample(parameters: dict[str, Tensor], values: list[Any]) -> Any:
+            single = [v if axis is None else v.unsqueeze(axis) for v, axis in zip(values, axes, strict=True)]
+            inputs, keywords = tree_unflatten(single, structure)
+            return functional_call(module, parameters, inputs, keywords)
+
+        run = _by_loop if call.strategy == "loop" else _by_vmap
+        return run(one_sample, copies, leaves, axes, call)
+
+
+def _unchanged(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _by_vmap(
+    one_sample: Callable[..., Any], copies: dict[str, Tensor], leaves: list[Any], axes: list[int | None], call: Call
+) -> Any:
+    try:
+        batched = vmap(one_sample, in_dims=(0, axes), randomness="different")(copies, leaves)
+    except RuntimeError as error:
+        raise UnsupportedModuleError(
+            f"Module '{call.name}' has no rule of its own and torch.func.vmap cannot run it ({str(error)[:200]}). "
+            "Build it from layers that have a rule, or set "
+            f"GradientOptions(strategy={{{call.name!r}: 'loop'}}), which is slow."
+        ) from error
+    flat, structure = tree_flatten(batched)
+    return tree_unflatten([_joined(value, call) for value in flat], structure)
+
+
+def _joined(value: Any, call: Call) -> Any:
+    """``[n, ..., 1, ...]`` with the single sample of each call on the batch axis, to ``[..., n, ...]``."""
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return value
+    axis = min(call.batch_axis, value.dim() - 2)
+    return value.movedim(0, axis).flatten(axis, axis + 1)
+
+
+def _by_loop(
+    one_sample: Callable[..., Any], copies: dict[str, Tensor], leaves: list[Any], axes: list[int | None], call: Call
+) -> Any:
+    outputs = []
+    for i in range(call.batch_size):
+        parameters = {name: copy[i] for name, copy in copies.items()}
+        values = [v if axis is None else v.select(axis, i) for v, axis in zip(leaves, axes, strict=True)]
+        outputs.append(tree_flatten(one_sample(parameters, values)))
+    structure = outputs[0][1]
+    joined = [
+        torch.cat(parts, min(call.batch_axis, parts[0].dim() - 1)) if isinstance(parts[0], Tensor) else parts[0]
+        for parts in zip(*(flat for flat, _ in outputs), strict=True)
+    ]
+    return tree_unflatten(joined, structure)

@@ -1,0 +1,84 @@
+"""Finding out, by running the model on a few samples, where samples are and whether the gradients are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from sluice.gradients.plan import Unit
+from sluice.gradients.trees import apply, first_rows, leaves_in
+
+#: For each tensor among a call's arguments, the axis that holds the samples, or None.
+Axes = tuple[int | None, ...]
+_Shapes = dict[tuple[str, int], list[torch.Size]]
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside leaves random number generators, buffers and training flags as they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+            for module, training in modes:
+                module.training = training
+
+
+def batch_axes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> dict[tuple[str, int], Axes]:
+    """(Unit name, number of the call) to the axes of its arguments that hold the samples.
+
+    The model runs on batches of two and of three; the axis whose size goes from two to three is the one. Where the
+    size of an axis depends on the batch in another way (samples folded into another axis) none is reported.
+    """
+    two, three = _shapes(model, units, first_rows(x, 2)), _shapes(model, units, first_rows(x, 3))
+    return {
+        key: tuple(_axis(a, b) for a, b in zip(shapes, three[key], strict=True))
+        for key, shapes in two.items()
+        if key in three and len(three[key]) == len(shapes)
+    }
+
+
+def _axis(two: torch.Size, three: torch.Size) -> int | None:
+    if len(two) != len(three):
+        return None
+    changed = [i for i, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
+    return changed[0] if len(changed) == 1 and two[changed[0]] == 2 and three[changed[0]] == 3 else None
+
+
+def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Shapes:
+    seen: _Shapes = {}
+    counts: dict[str, int] = {}
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        unit = units.get(module)
+        if unit is not None:
+            number = counts.get(unit.name, 0)
+            counts[unit.name] = number + 1
+            seen[unit.name, number] = [tensor.shape for tensor in leaves_in(inputs, keywords)]
+
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    handle = register_module_forward_hook(note, with_kwargs=True)
+    try:
+        with undisturbed(model), torch.no_grad():
+            apply(model, x)
+    finally:
+        handle.remove()
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return seen
+
+
+def probing_loss(output_tensors: list[Tensor]) -> Tensor:
+    """A function of the outputs that has a different, non-zero derivative at each of their entries."""
+    terms = [(t.double() * torch.sin(t.double() + 1.0)).sum() for t in output_tensors if t.is_floating_point()]
+    return torch.stack(terms).sum() if terms else torch.zeros(())

@@ -1,0 +1,76 @@
+"""Batches and outputs as nested tuples, lists and dicts of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
+
+from sluice.errors import InputError
+
+
+def leaves_in(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among a call's arguments, in a fixed order."""
+    return [leaf for leaf in tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor)]
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors of a nested structure, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, PackedSequence):
+        yield tree.data
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for entry in dataclasses.fields(tree):
+            yield from tensors_in(getattr(tree, entry.name))
+
+
+def take(tree: Any, rows: slice | Tensor) -> Any:
+    """The same structure with only some of the samples. Samples are on the first axis of every tensor."""
+    if isinstance(tree, Tensor):
+        return tree[rows]
+    if isinstance(tree, dict):
+        return {key: take(value, rows) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(take(value, rows) for value in tree)
+    if tree is None:
+        return None
+    raise InputError(
+        f"A batch holds a {type(tree).__name__}, which is not allowed: give tensors with samples on the first axis, "
+        "or tuples, lists or dicts of them."
+    )
+
+
+def batch_size(tree: Any) -> int:
+    """The number of samples; all tensors must agree on it."""
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors_in(tree)}
+    if len(sizes) != 1 or None in sizes:
+        shown = sorted(str(tuple(tensor.shape)) for tensor in tensors_in(tree))
+        raise InputError(f"The batch's tensors must share their first axis, the samples; their shapes are {shown}.")
+    return int(sizes.pop())  # type: ignore[arg-type]
+
+
+def apply(module: nn.Module, x: Any) -> Any:
+    """Call the module on a batch: a dict as keywords, a tuple or list as positional arguments."""
+    if isinstance(x, dict):
+        return module(**x)
+    if isinstance(x, tuple | list):
+        return module(*x)
+    return module(x)
+
+
+def first_rows(tree: Any, count: int) -> Any:
+    """``count`` samples: the first two of the batch, over and over."""
+    size = batch_size(tree)
+    return take(tree, torch.arange(count) % min(size, 2))

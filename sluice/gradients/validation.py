@@ -1,0 +1,34 @@
+"""Refusing modules that mix samples, whose per-sample gradients would not be about one record."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sluice.errors import UnsupportedModuleError
+
+
+def problems(module: nn.Module) -> list[str]:
+    """Why the module cannot be trained privately as it is, one sentence for each part; empty if nothing is known."""
+    found = []
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and (part.training or not part.track_running_stats):
+            found.append(
+                f"Module '{name or type(part).__name__}' ({type(part).__name__}) normalises each sample with "
+                "statistics of the whole batch. Replace it by nn.GroupNorm (sluice.gradients.fix(module) does), or freeze it with "
+                ".eval() if its statistics are public."
+            )
+        elif isinstance(part, _InstanceNorm) and part.track_running_stats and part.training:
+            found.append(
+                f"Module '{name or type(part).__name__}' ({type(part).__name__}) keeps running statistics of the data, "
+                "which no noise protects. Set track_running_stats=False (sluice.gradients.fix(module) does)."
+            )
+    return found
+
+
+def refuse_mixing(module: nn.Module) -> None:
+    """Raise `UnsupportedModuleError` naming every part that mixes samples and what to put in its place."""
+    found = problems(module)
+    if found:
+        raise UnsupportedModuleError("\n".join(found))
