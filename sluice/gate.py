@@ -1,20 +1,99 @@
 """Gates: the public rule that decides whether an attempt is released or forgotten.
 
-A gate here is a frozen description. Everything in it is public; what the accountant needs of it is its
-``acceptance``: how much one record can change the probability of acceptance, for any batch.
+A gate is a frozen description: everything in it is public, and everything sensitive is an argument of a call. What
+the accountant needs of it is its ``acceptance``: how much one record can change the probability of acceptance, for
+any batch. Its noise is drawn before any data is touched, so an attempt that no batch could pass costs nothing.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from scipy.special import ndtr
+from torch import Tensor
 
 from sluice import validate
 from sluice.accounting.acceptance import Acceptance
+from sluice.attempt import RAREST_USEFUL_ATTEMPT, Attempt, ReferenceState, first_above
 from sluice.errors import InputError
+from sluice.noise import NoiseSource, bernoulli_threshold, noisy_sum, power_of_two_below
+
+# Gate noise is a real normal rounded to a grid of about this many standard deviations.
+DECISION_GRID = 2.0**-32
+
+# The metric of a record is rounded down to a multiple of about this many metric bounds, a power of two. Sums of up to
+# 2^26 records are then exact in double precision, whatever their order, so one record moves them by what it says.
+METRIC_GRID = 2.0**-26
+
+
+class Gate(ABC):
+    """What any gate has to state and do.
+
+    Attributes:
+        max_attempts: give up on a release after this many attempts; None never gives up.
+        reference_noise: noise multiplier of the reference published with each release, infinite where none is,
+            None where calibration has yet to choose it.
+    """
+
+    max_attempts: int | None
+    reference_noise: float | None
+
+    @property
+    @abstractmethod
+    def acceptance(self) -> Acceptance:
+        """How one record can change the acceptance probability of any batch, under any public reference."""
+
+    @property
+    def provable(self) -> bool:
+        """Whether ``acceptance`` covers what the gate does. If not, every epsilon of the run is only "claimed"."""
+        return True
+
+    @abstractmethod
+    def measure(self, norms: Tensor) -> Tensor:
+        """What each record adds to the metric of its batch, float64 and never negative, from its gradient norm."""
+
+    @abstractmethod
+    def first_reference(self) -> ReferenceState:
+        """The public constant that the first release is compared with."""
+
+    @abstractmethod
+    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+        """Draw gate noise until some batch could be accepted, and give that attempt, before any data is touched.
+
+        Guarantee:
+            Sampling a batch for the attempt, adding its norms, and calling ``begin`` again unless it is ``accepted``
+            gives the same law of accepted batches and of attempts as drawing a batch and noise for every attempt.
+            The hopeless attempts that were skipped are in ``count``, never beyond ``attempts_left``.
+        """
+
+    @abstractmethod
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+        """The reference after a release, from the metric of the accepted batch. Rejected attempts never get here."""
+
+    def give_up_delta(self, *, releases: int) -> float:
+        """What giving up adds to delta: the probability that any of the releases uses up its attempts."""
+        validate.positive_integer(releases=releases)
+        if self.max_attempts is None or self.acceptance.probability_min == 1:
+            return 0.0
+        exponent = self.max_attempts * math.log1p(-self.acceptance.probability_min)
+        return min(1.0, releases * math.exp(exponent) * (1 + 1e-9))
+
+    def attempts_for(self, *, releases: int, delta: float) -> int:
+        """The smallest ``max_attempts`` at which giving up adds at most ``delta``."""
+        validate.positive_integer(releases=releases)
+        validate.open_fraction(delta=delta)
+        if self.acceptance.probability_min == 1:
+            return 1
+        needed = (math.log(delta / releases) - 2e-9) / math.log1p(-self.acceptance.probability_min)
+        return max(1, math.ceil(needed))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippingBiasGate:
+class ClippingBiasGate(Gate):
     """Accept when few gradients of the batch are large, compared with a public reference.
 
     Record i adds ``e_i`` in ``[0, metric_bound]`` to the metric ``E`` of its batch: 0 where its gradient norm is
@@ -84,13 +163,166 @@ class ClippingBiasGate:
 
     @property
     def acceptance(self) -> Acceptance:
-        """How one record can change the acceptance probability of any batch (docs/accounting.md, section 2)."""
+        """How one record can change the acceptance probability of any batch (docs/accounting.md, section 2).
+
+        Guarantee:
+            It holds for the gate as it is computed. The decision is exact but its noise lies on a grid, so that a
+            tail begins half a step earlier or later: as if the clip bound were half a step wider and a record moved
+            the metric by one step more (docs/noise.md, section 4).
+        """
+        step = self._noise_step
         return Acceptance.one_sided(
             threshold=self.threshold,
-            clip_bound=self.clip_bound,
-            metric_bound=self.metric_bound,
+            clip_bound=self.clip_bound + step / 2,
+            metric_bound=self.metric_bound + step,
             noise_std=self.noise_std,
         )
 
+    @property
+    def provable(self) -> bool:
+        return not self.hidden_reference
+
+    @property
+    def _noise_step(self) -> float:
+        return power_of_two_below(self.noise_std * DECISION_GRID)
+
     def with_noise(self, *, gate_noise: float, reference_noise: float) -> ClippingBiasGate:
         return replace(self, gate_noise=gate_noise, reference_noise=reference_noise)
+
+    def measure(self, norms: Tensor) -> Tensor:
+        """What each record adds to the metric of its batch.
+
+        Guarantee:
+            Every value is in ``[0, metric_bound]`` and a function of that record's norm alone, and sums of them are
+            exact.
+
+            | norm | value, rounded down to the metric's grid |
+            |---|---|
+            | up to ``small_norm``, 0 or negative | 0 |
+            | between | ``metric_bound * norm / large_norm`` |
+            | from ``large_norm`` on | ``metric_bound`` |
+            | NaN, infinite | ``metric_bound`` |
+        """
+        if self.small_norm is None:
+            raise InputError("small_norm=None is not allowed here: give a number, usually the scaling rule's bound.")
+        norms = norms.detach().to(device="cpu", dtype=torch.float64)
+        rising = (norms / self.large_norm).clamp(0.0, 1.0) * self.metric_bound
+        values = torch.where(norms > self.small_norm, rising, 0.0)
+        values = torch.where(norms.isfinite(), values, self.metric_bound)
+        unit = power_of_two_below(self.metric_bound * METRIC_GRID)
+        return values.div_(unit).floor_().mul_(unit)
+
+    def first_reference(self) -> ReferenceState:
+        return ReferenceState(value=self.initial_reference)
+
+    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+        # The metric is never negative, so no batch has a larger difference than the empty one.
+        largest_difference = min(max(reference.value, -self.clip_bound), self.clip_bound)
+        hopeless_up_to = _float_below(Fraction(self.threshold) - Fraction(largest_difference))
+        step, std = self._noise_step, self.noise_std
+        value, count = first_above(
+            hopeless_up_to,
+            draw=lambda draws: noise.rounded_normal(draws, scale=std / step).mul_(step),
+            probability=float(ndtr(-hopeless_up_to / std)),
+            attempts_left=attempts_left,
+        )
+        limit = -math.inf if value is None else self.limit(reference, value)
+        return Attempt(limit=limit, count=count, measure=self.measure)
+
+    def limit(self, reference: ReferenceState, decision_noise: float) -> float:
+        """The float below which the metric must stay, so that comparing with it is the exact decision."""
+        gap = Fraction(self.threshold) - Fraction(decision_noise)
+        if gap >= Fraction(self.clip_bound):
+            return -math.inf
+        if gap < -Fraction(self.clip_bound):
+            return math.inf
+        return _float_above(Fraction(reference.value) - gap)
+
+    def decide_plainly(self, reference: ReferenceState, raw_metric: float, decision_noise: float) -> bool:
+        """The definition: ``clip(R - E, -K, K) + v > tau`` in exact arithmetic. Slow; others are held to it."""
+        bound = Fraction(self.clip_bound)
+        difference = Fraction(reference.value) - Fraction(raw_metric)
+        return min(max(difference, -bound), bound) + Fraction(decision_noise) > Fraction(self.threshold)
+
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+        """The running average with ``E + N(0, (reference_noise * metric_bound)^2)``, which is published.
+
+        Guarantee:
+            One Gaussian release of sensitivity ``metric_bound`` with noise multiplier ``reference_noise``, charged
+            with the gradients'; the average is post-processing. With infinite noise nothing is published and the
+            initial reference stays. A hidden reference is the metric itself: no guarantee, and ``public`` is false.
+        """
+        if self.hidden_reference:
+            return ReferenceState(value=raw_metric, public=False)
+        if self.reference_noise is None:
+            raise InputError("reference_noise=None is not allowed here: give a number, or calibrate the gate first.")
+        if math.isinf(self.reference_noise):
+            return reference
+        (published,) = noisy_sum(
+            [torch.tensor(raw_metric, dtype=torch.float64)],
+            noise_multiplier=self.reference_noise,
+            sensitivity=self.metric_bound,
+            noise=noise,
+        )
+        return reference.averaged_with(float(published), decay=self.reference_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoinGate(Gate):
+    """Accept at random, whatever the batch: the control that shows whether selection helps.
+
+    Guarantee:
+        Acceptance is independent of the data, so an accepted batch is an ordinary Poisson sample and each release
+        costs what it costs without a gate.
+    """
+
+    probability: float
+    max_attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.fraction(probability=self.probability)
+        if self.probability < RAREST_USEFUL_ATTEMPT:
+            raise InputError(
+                f"probability={self.probability} is not allowed: it must be at least {RAREST_USEFUL_ATTEMPT}."
+            )
+        if self.max_attempts is not None:
+            validate.positive_integer(max_attempts=self.max_attempts)
+
+    @property
+    def reference_noise(self) -> float:  # type: ignore[override]
+        return math.inf
+
+    @property
+    def acceptance(self) -> Acceptance:
+        exact = bernoulli_threshold(self.probability) / 2**64
+        return Acceptance(ratio_min=1.0, ratio_max=1.0, probability_min=exact)
+
+    def measure(self, norms: Tensor) -> Tensor:
+        return torch.zeros(norms.shape, dtype=torch.float64)
+
+    def first_reference(self) -> ReferenceState:
+        return ReferenceState(value=0.0)
+
+    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+        value, count = first_above(
+            0.0,
+            draw=lambda draws: noise.bernoulli(draws, self.probability).to(torch.float64),
+            probability=self.probability,
+            attempts_left=attempts_left,
+        )
+        return Attempt(limit=-math.inf if value is None else math.inf, count=count, measure=self.measure)
+
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+        return reference
+
+
+def _float_below(value: Fraction) -> float:
+    """The largest float that is at most ``value``: a float exceeds the one exactly if it exceeds the other."""
+    nearest = float(value)
+    return nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf)
+
+
+def _float_above(value: Fraction) -> float:
+    """The smallest float that is at least ``value``: a float is below the one exactly if it is below the other."""
+    nearest = float(value)
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
