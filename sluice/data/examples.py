@@ -1,0 +1,141 @@
+"""Records with labels, read one by one or in batches by index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sluice.data.files import Kind
+from sluice.data.transforms import Transform
+from sluice.errors import InputError
+from sluice.validate import open_fraction
+
+Indices = Tensor | np.ndarray | Sequence[int]
+
+
+class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
+    """A map-style data set of (x, y) whose batches are read by index, an empty one included.
+
+    **Guarantee.** Record i of a batch is a function of record i of the data alone: whatever a transform does, it
+    uses no statistics of the other records.
+    """
+
+    labels: Tensor
+
+    @abstractmethod
+    def inputs_at(self, indices: Tensor) -> Tensor:
+        """The inputs at these positions, ready for a model."""
+
+    @abstractmethod
+    def subset(self, indices: Indices) -> Self:
+        """The records at these positions, in this order."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """The inputs and labels at these positions, in this order; repeated positions are allowed.
+
+        **Guarantee.** Nothing but the named records is read.
+        """
+        positions = self.positions(indices)
+        return self.inputs_at(positions), self.labels.index_select(0, positions)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index={index} is outside a data set of {len(self)} records")
+        inputs, labels = self.batch([index % len(self)])
+        return inputs[0], labels[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """What a ``DataLoader`` calls to read a batch at once."""
+        inputs, labels = self.batch(indices)
+        return list(zip(inputs, labels, strict=True))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one record as a model sees it."""
+        return tuple(self.batch([])[0].shape[1:])
+
+    def positions(self, indices: Indices) -> Tensor:
+        """Positions as an int64 tensor beside the labels; refuses masks, fractions and what lies outside."""
+        positions = torch.as_tensor(indices, device=self.labels.device)
+        if positions.numel() == 0:
+            return torch.empty(0, dtype=torch.int64, device=self.labels.device)
+        if positions.ndim != 1 or positions.dtype.is_floating_point or positions.dtype == torch.bool:
+            found = f"shape {tuple(positions.shape)}, {positions.dtype}"
+            raise InputError(f"indices ({found}) are not allowed: they must be a row of whole numbers.")
+        low, high = int(positions.min()), int(positions.max())
+        if low < 0 or high >= len(self):
+            raise InputError(f"indices from {low} to {high} are not allowed: they must lie in 0 .. {len(self) - 1}.")
+        return positions.to(torch.int64)
+
+
+class TensorExamples(Examples):
+    """Inputs held in one tensor in their compact type; ``transform`` makes model inputs of a batch of them."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, transform: Transform) -> None:
+        if len(inputs) != len(labels):
+            raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equally many.")
+        self.inputs = inputs
+        self.labels = labels.to(torch.int64)
+        self.transform = transform
+
+    def inputs_at(self, indices: Tensor) -> Tensor:
+        return self.transform(self.inputs.index_select(0, indices))
+
+    def subset(self, indices: Indices) -> Self:
+        positions = self.positions(indices)
+        inputs, labels = self.inputs.index_select(0, positions), self.labels.index_select(0, positions)
+        return type(self)(inputs, labels, self.transform)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same records on another device, still in their compact type."""
+        return type(self)(self.inputs.to(device), self.labels.to(device), self.transform)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSplits:
+    """A data set ready to train on.
+
+    ``fingerprint`` is the sha256 that identifies the source; ``None`` where it cannot be known, as for a data set
+    object of the user's own.
+    """
+
+    name: str
+    kind: Kind
+    classes: tuple[str, ...]
+    train: Examples
+    test: Examples
+    fingerprint: str | None = None
+
+
+def hold_out(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
+    """Split the training records: those that remain, and a held-out share to choose settings with.
+
+    **Guarantee.** Every record lands in exactly one part, and which part depends on the number of records,
+    ``fraction`` and ``seed`` alone, never on what the records hold. The test set plays no role.
+    """
+    open_fraction(fraction=fraction)
+    count = round(len(train) * fraction)
+    if not 0 < count < len(train):
+        raise InputError(
+            f"fraction={fraction} is not allowed: it would hold out {count} of {len(train)} records; "
+            "both parts need at least one."
+        )
+    order = permutation(len(train), seed)
+    return train.subset(np.sort(order[count:])), train.subset(np.sort(order[:count]))
+
+
+def permutation(count: int, seed: int) -> np.ndarray:
+    """An order that is the same on every machine and, since numpy froze this generator, with every later version."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise InputError(f"seed={seed!r} is not allowed: it must be a whole number from 0 to {2**32 - 1}.")
+    return np.random.RandomState(seed).permutation(count)

@@ -1,0 +1,228 @@
+"""One way in: a name, a path or a data set of the user's own becomes ``DataSplits``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from sluice.data import own
+from sluice.data.catalog import CATALOG, DIGITS, IMDB, entry_named, names
+from sluice.data.download import download as fetch
+from sluice.data.examples import DataSplits, Examples, TensorExamples, permutation
+from sluice.data.files import (
+    CatalogEntry,
+    DataFile,
+    Kind,
+    Location,
+    download_root,
+    locate,
+    mending_command,
+    read_verified,
+    search_roots,
+)
+from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_words, padded
+from sluice.data.transforms import ToFloat
+from sluice.data.unpacked import unpacked
+from sluice.errors import DataError, InputError
+from sluice.validate import one_of, open_fraction
+
+DIGITS_TEST_SIZE = 360
+DIGITS_SPLIT_SEED = 0
+DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
+
+Source = str | Path | Dataset[Any] | DataSplits
+
+
+def load(
+    source: Source,
+    *,
+    test: Dataset[Any] | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    text_as: Literal["ids", "bag-of-words"] = "ids",
+    kind: Kind | None = None,
+    test_fraction: float = 0.2,
+) -> DataSplits:
+    """Load a data set by name, or the user's own from a path or a torch data set.
+
+    Names: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar-10``, ``imdb``. Their files are looked for in
+    ``data_dir``, ``$SLUICE_DATA`` and the user's cache, and downloaded into the cache if ``download`` allows.
+
+    ``vocabulary``, ``length`` and ``text_as`` are for texts: ids below 20,000, cut or padded to 80, by default; as
+    bags of words, the 10,000 most frequent words after the 50 commonest.
+
+    ``test``, ``kind`` and ``test_fraction`` are for the user's own data: a test set, what the records are (guessed
+    from their shape otherwise), and the share that becomes the test set where the data has none.
+
+    **Guarantee.** No file is parsed before its sha256 was checked (the user's own files are read without pickle
+    instead). Each record of the result depends on that record of the source alone.
+    """
+    if isinstance(source, DataSplits):
+        return source
+    if isinstance(source, str) and source in names() and (test is not None or kind is not None):
+        raise InputError(f"test and kind are for your own data; {source!r} has its own test set and kind.")
+    if source != IMDB.name and (vocabulary is not None or length is not None or text_as != "ids"):
+        raise InputError(f"vocabulary, length and text_as are only allowed for 'imdb', not for {_label(source)}.")
+    if source == DIGITS:
+        return _digits()
+    if source == IMDB.name:
+        return _imdb(data_dir, download, vocabulary, length, text_as)
+    if isinstance(source, str) and source in CATALOG:
+        return _images(CATALOG[source], data_dir, download)
+    if test_fraction != 0:
+        open_fraction(test_fraction=test_fraction)
+    if not isinstance(source, str | Path):
+        return own.from_dataset(source, test=test, kind=kind, test_fraction=test_fraction)
+    return _from_path(source, test, kind, test_fraction)
+
+
+def load_sequences(
+    name: str = "imdb", *, data_dir: str | Path | None = None, download: bool = True
+) -> tuple[LabelledSequences, LabelledSequences]:
+    """The texts of a data set as lists of plain word ranks, with their labels: train, test."""
+    entry = entry_named(name)
+    if entry.kind != "text":
+        raise InputError(f"name={name!r} is not allowed: {name} holds no texts; imdb does.")
+    train, test, _ = _sequences(entry, data_dir, download)
+    return train, test
+
+
+def load_word_index(*, data_dir: str | Path | None = None, download: bool = True) -> dict[str, int]:
+    """The public word index of imdb: each word's frequency rank, 1 for the most frequent."""
+    contents, _ = read_files(IMDB, data_dir=data_dir, download=download, only="imdb_word_index.json")
+    index: dict[str, int] = json.loads(contents["imdb_word_index.json"])
+    return index
+
+
+def read_files(
+    entry: CatalogEntry, *, data_dir: str | Path | None, download: bool, only: str | None = None
+) -> tuple[dict[str, bytes], str]:
+    """The verified bytes of an entry's files, and the sha256 that stands for all of them together."""
+    location = locate(entry, search_roots(data_dir))
+    contents, joint = {}, hashlib.sha256()
+    for file in location.layout:
+        if file.optional if only is None else file.name != only:
+            continue
+        path = location.paths.get(file.name) or _fetched(entry, file, location, data_dir, download)
+        contents[file.name], digest = read_verified(path, file, entry_name=entry.name)
+        joint.update(f"{file.name} {digest}\n".encode())
+    return contents, joint.hexdigest()
+
+
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """The 1,797 images of scikit-learn's digits, values 0 to 16, checked like any file."""
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    images, labels = bundle.images.astype(np.uint8)[:, None], bundle.target.astype(np.uint8)
+    found = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+    if found != DIGITS_SHA256:
+        raise DataError(
+            f"digits, embedded in scikit-learn, is damaged: expected sha256 {DIGITS_SHA256}; found {found}.\n"
+            "Mend it with: pip install --force-reinstall scikit-learn"
+        )
+    return images, labels
+
+
+def _fetched(
+    entry: CatalogEntry, file: DataFile, location: Location, data_dir: str | Path | None, download: bool
+) -> Path:
+    if file.mirrors and download:
+        return fetch(file, download_root())
+    searched = ", ".join(str(root) for root in search_roots(data_dir))
+    raise DataError(
+        f"{entry.name}: {file.name} is missing: expected {file.expected}; found nothing in {searched}.\n"
+        f"Mend it with: {mending_command(entry.name, None if file.mirrors else location.root)}"
+    )
+
+
+def _arrays(entry: CatalogEntry, data_dir: str | Path | None, download: bool) -> tuple[Mapping[str, np.ndarray], str]:
+    contents, digest = read_files(entry, data_dir=data_dir, download=download)
+    return unpacked(entry.name, digest, lambda: entry.unpack(contents)), digest
+
+
+def _images(entry: CatalogEntry, data_dir: str | Path | None, download: bool) -> DataSplits:
+    arrays, digest = _arrays(entry, data_dir, download)
+    train, test = (
+        TensorExamples(
+            torch.from_numpy(arrays[f"{part}_inputs"]), torch.from_numpy(arrays[f"{part}_labels"]), entry.transform
+        )
+        for part in ("train", "test")
+    )
+    return DataSplits(
+        name=entry.name, kind=entry.kind, classes=entry.classes, train=train, test=test, fingerprint=digest
+    )
+
+
+def _sequences(
+    entry: CatalogEntry, data_dir: str | Path | None, download: bool
+) -> tuple[LabelledSequences, LabelledSequences, str]:
+    arrays, digest = _arrays(entry, data_dir, download)
+    train, test = (
+        LabelledSequences(
+            sequences=Sequences(
+                ids=torch.from_numpy(arrays[f"{part}_ids"]), offsets=torch.from_numpy(arrays[f"{part}_offsets"])
+            ),
+            labels=torch.from_numpy(arrays[f"{part}_labels"]).to(torch.int64),
+        )
+        for part in ("train", "test")
+    )
+    return train, test, digest
+
+
+def _imdb(
+    data_dir: str | Path | None, download: bool, vocabulary: int | None, length: int | None, text_as: str
+) -> DataSplits:
+    one_of(("ids", "bag-of-words"), text_as=text_as)
+    if text_as == "bag-of-words" and length is not None:
+        raise InputError(f"length={length} is not allowed with text_as='bag-of-words': a bag has no length.")
+    *parts, digest = _sequences(IMDB, data_dir, download)
+    train, test = (_text_examples(part, vocabulary, length, text_as) for part in parts)
+    kind: Kind = "features" if text_as == "bag-of-words" else "text"
+    return DataSplits(name=IMDB.name, kind=kind, classes=IMDB.classes, train=train, test=test, fingerprint=digest)
+
+
+def _text_examples(part: LabelledSequences, vocabulary: int | None, length: int | None, text_as: str) -> Examples:
+    if text_as == "bag-of-words":
+        return BagExamples(bag_of_words(part.sequences, 10_000 if vocabulary is None else vocabulary), part.labels)
+    words, columns = 20_000 if vocabulary is None else vocabulary, 80 if length is None else length
+    return TensorExamples(padded(part.sequences, vocabulary=words, length=columns), part.labels, IMDB.transform)
+
+
+def _digits() -> DataSplits:
+    images, labels = read_digits()
+    whole = TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), ToFloat(divisor=16.0))
+    order = permutation(len(whole), DIGITS_SPLIT_SEED)
+    return DataSplits(
+        name=DIGITS,
+        kind="image",
+        classes=tuple("0123456789"),
+        train=whole.subset(order[DIGITS_TEST_SIZE:]),
+        test=whole.subset(order[:DIGITS_TEST_SIZE]),
+        fingerprint=DIGITS_SHA256,
+    )
+
+
+def _from_path(source: str | Path, test: Dataset[Any] | None, kind: Kind | None, test_fraction: float) -> DataSplits:
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise InputError(
+            f"{str(source)!r} is neither a data set ({', '.join(names())}) nor a file or folder. "
+            "Give one of these names, a .npz file, or a folder with x.npy and y.npy."
+        )
+    if test is not None:
+        raise InputError("test is for torch data sets; put x_test and y_test into the file instead.")
+    return own.from_path(path, kind=kind, test_fraction=test_fraction)
+
+
+def _label(source: Source) -> str:
+    return repr(str(source)) if isinstance(source, str | Path) else type(source).__name__

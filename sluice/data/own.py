@@ -1,0 +1,276 @@
+"""A user's own records: a ``.npz`` file or folder of ``.npy`` files with x and y, or any map-style torch data set.
+
+Files are read without pickle, so that opening one can never run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from sluice.data.examples import DataSplits, Examples, Indices, TensorExamples, hold_out
+from sluice.data.files import Kind
+from sluice.data.transforms import Transform, to_float, to_ids, unscaled
+from sluice.errors import DataError, InputError
+from sluice.validate import one_of
+
+SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
+WHOLE_KEYS = ("x", "y")
+SPLIT_SEED = 0
+MOST_CLASSES = 65_536
+CHANNELS = (1, 3, 4)
+
+
+class DatasetExamples(Examples):
+    """Any map-style torch data set that yields (x, y); each batch is read record by record, as a loader would.
+
+    The labels are read once at the start. The guarantee of ``Examples`` holds if it does for the data set.
+    """
+
+    def __init__(self, dataset: Dataset[Any], labels: Tensor, chosen: Tensor | None = None) -> None:
+        self.dataset = dataset
+        self.labels = labels
+        self._chosen = torch.arange(len(labels)) if chosen is None else chosen
+
+    def inputs_at(self, indices: Tensor) -> Tensor:
+        if len(indices) == 0:
+            return self._inputs([int(self._chosen[0])])[:0]
+        return self._inputs(self._chosen[indices].tolist())
+
+    def subset(self, indices: Indices) -> Self:
+        positions = self.positions(indices)
+        return type(self)(self.dataset, self.labels[positions], self._chosen[positions])
+
+    def _inputs(self, positions: list[int]) -> Tensor:
+        try:
+            inputs = default_collate([self.dataset[position][0] for position in positions])
+        except (TypeError, RuntimeError) as error:
+            raise DataError(
+                f"The inputs of {type(self.dataset).__name__} cannot be stacked into one tensor: {error}. "
+                "Make every x a tensor (or array or number) of one shape."
+            ) from error
+        if not isinstance(inputs, Tensor):
+            raise DataError(f"Each x of {type(self.dataset).__name__} must be one tensor, not {type(inputs).__name__}.")
+        return inputs.to(torch.float32) if inputs.dtype == torch.float64 else inputs
+
+
+def from_path(path: Path, *, kind: Kind | None, test_fraction: float) -> DataSplits:
+    """Read x and y (or x_train, y_train, x_test, y_test) from ``path`` and check that they fit together.
+
+    **Guarantee.** Records are only read and checked; none is changed by what another one holds.
+    """
+    arrays = _read(path)
+    names = WHOLE_KEYS if set(WHOLE_KEYS) <= arrays.keys() else SPLIT_KEYS
+    parts = {name: _examples(path, name, arrays, kind) for name in names if name.startswith("x")}
+    train = parts["x" if names is WHOLE_KEYS else "x_train"]
+    if names is WHOLE_KEYS:
+        train, test = split(train, test_fraction)
+    else:
+        test = parts["x_test"]
+        if train.inputs.shape[1:] != test.inputs.shape[1:]:
+            raise DataError(
+                f"{path}: x_train has records of shape {tuple(train.inputs.shape[1:])}, x_test of "
+                f"{tuple(test.inputs.shape[1:])}. Both must be alike."
+            )
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return DataSplits(
+        name=path.stem,
+        kind=kind or _kind(arrays["x" if names is WHOLE_KEYS else "x_train"]),
+        classes=_classes(train, test),
+        train=train,
+        test=test,
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def from_dataset(
+    dataset: Dataset[Any], *, test: Dataset[Any] | None, kind: Kind | None, test_fraction: float
+) -> DataSplits:
+    """Wrap the user's data set; without ``test``, a fixed share of its records becomes the test set."""
+    train = wrap(dataset, "the data set")
+    held: Examples = wrap(test, "test") if test is not None else train
+    if test is None:
+        train, held = split(train, test_fraction)
+    elif train.input_shape != held.input_shape:
+        raise DataError(f"Records of shape {train.input_shape} cannot be tested on records of {held.input_shape}.")
+    inputs = train.batch([])[0]
+    return DataSplits(
+        name=type(dataset).__name__,
+        kind=kind or ("image" if inputs.ndim == 4 else "features"),
+        classes=_named_classes(dataset) or _classes(train, held),
+        train=train,
+        test=held,
+    )
+
+
+def wrap(dataset: Dataset[Any], what: str) -> Examples:
+    """Records of any map-style data set, read by index. Tensor data sets keep their speed."""
+    if isinstance(dataset, Examples):
+        return dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            f"{what} ({type(dataset).__name__}) is not allowed: random batches need __len__ and __getitem__. "
+            "Read the stream into a TensorDataset first."
+        )
+    size = len(dataset)
+    if size == 0:
+        raise DataError(f"{what} ({type(dataset).__name__}) is empty.")
+    first = dataset[0]
+    if not isinstance(first, tuple | list) or len(first) != 2:
+        raise DataError(f"{what} ({type(dataset).__name__}) must yield (x, y); record 0 is a {type(first).__name__}.")
+    if isinstance(dataset, TensorDataset):
+        inputs, labels = dataset.tensors
+        return TensorExamples(inputs, _labels(labels.numpy(force=True), what), _identity)
+    labels = _labels(np.array([_label(dataset[i][1], what, i) for i in range(size)]), what)
+    examples = DatasetExamples(dataset, labels)
+    examples.batch([0])
+    return examples
+
+
+def split(examples: Examples, test_fraction: float) -> tuple[Any, Any]:
+    """Train and test parts by a fixed seed; a fraction of 0 leaves the test part empty."""
+    if test_fraction == 0:
+        return examples, examples.subset([])
+    rest, test = hold_out(examples, test_fraction, SPLIT_SEED)
+    return rest, test
+
+
+def _identity(inputs: Tensor) -> Tensor:
+    return inputs
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if path.is_dir():
+        wanted = {name: path / f"{name}.npy" for name in (*WHOLE_KEYS, *SPLIT_KEYS)}
+        arrays = {name: _load(file) for name, file in wanted.items() if file.exists()}
+        _require_keys(path, arrays.keys(), "files", ".npy")
+        return arrays
+    if path.suffix != ".npz":
+        raise InputError(f"{path} is not allowed as data: give a .npz file, or a folder with x.npy and y.npy.")
+    opened = _load(path)
+    if not isinstance(opened, np.lib.npyio.NpzFile):
+        raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez(path, x=..., y=...).")
+    with opened:
+        _require_keys(path, opened.files, "arrays", "")
+        return {name: _member(path, opened, name) for name in (*WHOLE_KEYS, *SPLIT_KEYS) if name in opened.files}
+
+
+def _load(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(_unreadable(path, error)) from error
+
+
+def _member(path: Path, opened: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    try:
+        return opened[name]
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(_unreadable(f"{path}[{name}]", error)) from error
+
+
+def _unreadable(where: Path | str, error: Exception) -> str:
+    if "allow_pickle" in str(error):
+        return (
+            f"{where} holds Python objects or no array at all, and is not opened, since that could run code. "
+            "Save plain numbers: numpy.savez(path, x=..., y=...)."
+        )
+    return f"{where} is damaged or no numpy file: {error or type(error).__name__}. Write it anew with numpy.savez."
+
+
+def _require_keys(path: Path, found: Collection[str], what: str, ending: str) -> None:
+    if set(WHOLE_KEYS) <= set(found) or set(SPLIT_KEYS) <= set(found):
+        return
+    present = ", ".join(sorted(f"{name}{ending}" for name in found)) or "none"
+    raise DataError(
+        f"{path} has the {what}: {present}. It needs x{ending} and y{ending}, or "
+        f"{', '.join(name + ending for name in SPLIT_KEYS)}."
+    )
+
+
+def _examples(path: Path, x_name: str, arrays: dict[str, np.ndarray], kind: Kind | None) -> TensorExamples:
+    y_name = x_name.replace("x", "y", 1)
+    x, y = arrays[x_name], arrays[y_name]
+    where = f"{path}[{x_name}]"
+    if x.ndim < 2 or x.size == 0:
+        raise DataError(f"{where} has shape {x.shape}; it must be (records, ...) with at least one of each.")
+    if x.dtype.kind not in "buif" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
+        found = f"type {x.dtype}" if x.dtype.kind not in "buif" else "NaN or infinite values"
+        raise DataError(f"{where} has {found}; it must hold finite numbers.")
+    labels = _labels(y, f"{path}[{y_name}]")
+    if len(x) != len(labels):
+        raise DataError(f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equally many.")
+    inputs, transform = _inputs(x, kind or _kind(x), where)
+    return TensorExamples(inputs, labels, transform)
+
+
+def _kind(x: np.ndarray) -> Kind:
+    return "image" if x.ndim == 4 or (x.ndim == 3 and x.dtype == np.uint8) else "features"
+
+
+def _inputs(x: np.ndarray, kind: Kind, where: str) -> tuple[Tensor, Transform]:
+    one_of(("image", "text", "features"), kind=kind)
+    if kind == "text":
+        if x.ndim != 2 or x.dtype.kind not in "ui" or x.min() < 0:
+            raise DataError(f"{where} ({x.dtype}, shape {x.shape}) is no text: rows of word ids >= 0 are needed.")
+        return torch.from_numpy(x.astype(np.int64)), to_ids
+    if kind == "image":
+        x = x[:, None] if x.ndim == 3 else x
+        if x.ndim == 4 and x.shape[1] not in CHANNELS and x.shape[3] in CHANNELS:
+            x = np.moveaxis(x, 3, 1)
+        if x.ndim != 4 or x.shape[1] not in CHANNELS:
+            raise DataError(
+                f"{where} has shape {x.shape}; images must be (N, height, width), (N, channels, height, width) or "
+                "(N, height, width, channels) with 1, 3 or 4 channels."
+            )
+    if x.dtype == np.uint8:
+        return torch.from_numpy(np.array(x, order="C")), to_float if kind == "image" else unscaled
+    with np.errstate(over="ignore"):
+        values = np.array(x, dtype=np.float32, order="C")
+    if not np.isfinite(values).all():
+        raise DataError(f"{where} holds values too large for float32; scale them down.")
+    return torch.from_numpy(values), unscaled
+
+
+def _label(label: Any, what: str, index: int) -> float:
+    try:
+        return label.item() if hasattr(label, "item") else float(label)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what}: label {index} is {label!r}; labels must be whole numbers from 0.") from error
+
+
+def _labels(y: np.ndarray, where: str) -> Tensor:
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or y.size == 0:
+        raise DataError(f"{where} has shape {y.shape}; labels must be one row of whole numbers, at least one.")
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        position = int(np.flatnonzero(~np.isfinite(y))[0])
+        raise DataError(f"{where}: label {position} is {y[position]}; labels must be whole numbers from 0.")
+    if y.dtype.kind not in "buif" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
+        raise DataError(f"{where} ({y.dtype}) holds no class labels; they must be whole numbers from 0.")
+    if y.min() < 0 or y.max() >= MOST_CLASSES:
+        raise DataError(
+            f"{where} has labels from {y.min()} to {y.max()}; classes are numbered from 0, {MOST_CLASSES - 1} at most."
+        )
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _classes(*parts: Examples) -> tuple[str, ...]:
+    highest = max(int(part.labels.max()) for part in parts if len(part))
+    return tuple(str(number) for number in range(highest + 1))
+
+
+def _named_classes(dataset: Dataset[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in getattr(dataset, "classes", ()))
