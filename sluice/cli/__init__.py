@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sluice import __version__
-from sluice.cli import reproduce
+from sluice.cli import data, reproduce
 from sluice.errors import SluiceError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def _root(
 
 
 app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(data.app, name="data")
 
 
 def main(arguments: list[str] | None = None) -> None:
