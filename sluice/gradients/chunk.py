@@ -101,4 +101,4 @@ class Chunk:
             for contribution in self._contributions:
                 target = into[self._names[contribution.parameter]]
                 part = target if contribution.rows is None else target[contribution.rows]
-                part += contribution.weighted_sum(weights).view(part.shape)
+                contribution.add_weighted_sum(weights, into=part)

@@ -89,6 +89,10 @@ class Contribution(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """``sum_i weights[i] * gradient_i``, of this contribution's shape. Dropped samples count as zero."""
 
+    def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
+        """Add the weighted sum to an accumulator of this contribution's shape, in place."""
+        into += self.weighted_sum(weights).view(into.shape)
+
     @abstractmethod
     def drop(self, samples: Tensor) -> None:
         """Make the gradients of the samples in this boolean mask exactly zero, even where they were NaN or infinite."""

@@ -1,0 +1,204 @@
+"""LSTM, GRU and RNN: multi-layer, bidirectional, padded or packed, by `recurrent_cells` and `recurrent_weights`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from sluice.errors import UnsupportedModuleError
+from sluice.gradients.contributions import ExplicitContribution, Tap
+from sluice.gradients.positions import LinearContribution, gram_is_cheaper
+from sluice.gradients.recurrent_cells import (
+    Cell,
+    GRUCell,
+    Lengths,
+    LSTMCell,
+    Memory,
+    PlainCell,
+    RecurrentLayer,
+    Weights,
+)
+from sluice.gradients.recurrent_weights import FusedContribution, FusedGradients, SortedBatch, pick
+from sluice.gradients.rules import Call, Rule, register
+
+
+class RecurrentRule(Rule):
+    """``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``."""
+
+    replaces_forward = True
+    owns_batch_axis = True
+
+    def unsupported(self, module: nn.Module) -> str | None:
+        named = dict(module.named_parameters(recurse=False))
+        missing = [name for name in module._flat_weights_names if name not in named]  # type: ignore[union-attr]
+        return f"{missing[0]} is computed from other tensors" if missing else None
+
+    def record(self, module: Any, call: Call) -> Any:
+        source = call.argument(0, "input")
+        hx = call.inputs[1] if len(call.inputs) > 1 else call.keywords.get("hx")
+        batch = _sorted_batch(module, source, call)
+        is_lstm, directions = isinstance(module, nn.LSTM), 2 if module.bidirectional else 1
+        h0, c0 = hx if is_lstm and hx is not None else (hx, None)
+        x, n = batch.x, batch.x.shape[1]
+        states = []
+        for layer in range(module.num_layers):
+            if layer and module.dropout:
+                x = nn.functional.dropout(x, module.dropout, module.training)
+            part = slice(layer * directions, (layer + 1) * directions)
+            width = (module.proj_size or module.hidden_size) if is_lstm else module.hidden_size
+            first = [
+                x.new_zeros(directions, n, size) if given is None else pick(given.to(x.dtype), batch.to_sorted, 1)[part]
+                for given, size in ((h0, width), (c0, module.hidden_size if is_lstm else 0))
+            ]
+            x, *final = self._layer(module, layer, x, first, batch, call)
+            states.append([pick(s, batch.to_original, 1) for s in final[: 2 if is_lstm else 1]])
+        h_n, *c_n = (torch.cat(layers) for layers in zip(*states, strict=True))
+        return _as_given(module, source, x), (h_n, c_n[0]) if is_lstm else h_n
+
+    def _layer(
+        self, module: Any, layer: int, x: Tensor, first: list[Tensor], batch: SortedBatch, call: Call
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        cell = _cell(module)
+        suffixes = [f"_l{layer}", f"_l{layer}_reverse"][: 2 if module.bidirectional else 1]
+        weights = _weights(module, cell, suffixes)
+        here = SortedBatch(x=x, lengths=batch.lengths, to_sorted=batch.to_sorted, to_original=batch.to_original)
+        steps, n, features = x.shape
+        memory = Memory(cell, weights, steps, n, features, ragged=batch.lengths.each is not None)
+        offset, tap = _zero_tap(call, memory.z)
+        projection, state_tap = x.new_empty(0), None
+        if any(call.trainable(getattr(module, f"weight_hr{suffix}", None)) for suffix in suffixes):
+            projection, state_tap = _zero_tap(call, memory.h[:, 1:])
+        result = RecurrentLayer.apply(cell, weights, batch.lengths, memory, x, *first, offset, projection)
+        for direction, suffix in enumerate(suffixes):
+            shared = FusedGradients(tap, direction, memory, cell, here, call.options.kept_bytes)
+            for state, name in ((False, "ih"), (True, "hh")):
+                _contribute(module, suffix, name, state, shared, tap, direction, here, call)
+            if state_tap is not None:
+                _contribute_projection(module, suffix, state_tap, direction, memory, here, call)
+        return result
+
+
+def _contribute(
+    module: Any,
+    suffix: str,
+    name: str,
+    state: bool,
+    shared: FusedGradients,
+    tap: Tap,
+    direction: int,
+    batch: SortedBatch,
+    call: Call,
+) -> None:
+    weight, bias = getattr(module, f"weight_{name}{suffix}"), getattr(module, f"bias_{name}{suffix}", None)
+    columns, to_original = shared.columns(state), batch.to_original
+    if call.trainable(weight):
+        outputs, inputs = weight.shape
+        gram = call.strategy == "gram" or (
+            call.strategy == "auto" and gram_is_cheaper(batch.x.shape[0], outputs, inputs)
+        )
+        call.contribute(
+            shared.as_linear(weight, state, "gram") if gram else FusedContribution(weight, shared, state=state)
+        )
+    if bias is not None and call.trainable(bias):
+        call.contribute(
+            ExplicitContribution(bias, tap, lambda d: pick(d[direction].sum(0), to_original).index_select(1, columns))
+        )
+
+
+def _contribute_projection(
+    module: Any, suffix: str, tap: Tap, direction: int, memory: Memory, batch: SortedBatch, call: Call
+) -> None:
+    weight = getattr(module, f"weight_hr{suffix}")
+    if not call.trainable(weight):
+        return
+    assert memory.projected is not None
+    to_original = batch.to_original
+    call.contribute(
+        LinearContribution(
+            weight,
+            tap,
+            pick(memory.projected[direction].transpose(0, 1), to_original),
+            view=lambda d: pick(d[direction].transpose(0, 1), to_original),
+            strategy=call.strategy,
+            kept_bytes=call.options.kept_bytes,
+        )
+    )
+
+
+def _zero_tap(call: Call, like: Tensor) -> tuple[Tensor, Tap]:
+    return call.tap(like.new_zeros(()).expand(like.shape))
+
+
+def _cell(module: Any) -> Cell:
+    if isinstance(module, nn.LSTM):
+        return LSTMCell()
+    return GRUCell() if isinstance(module, nn.GRU) else PlainCell(module.nonlinearity)
+
+
+def _weights(module: Any, cell: Cell, suffixes: list[str]) -> Weights:
+    hidden = module.hidden_size
+    fused, bias, projection = [], [], []
+    for suffix in suffixes:
+        w_ih, w_hh = (getattr(module, f"weight_{name}{suffix}").detach() for name in ("ih", "hh"))
+        split = w_ih.shape[1]
+        weight = w_ih.new_zeros(split + w_hh.shape[1], cell.gates * hidden)
+        offset = w_ih.new_zeros(1, cell.gates * hidden)
+        parts = (("ih", slice(0, split), cell.input_order), ("hh", slice(split, None), cell.state_order))
+        for name, rows, order in parts:
+            columns = cell.columns(order, hidden, w_ih.device)
+            weight[rows].index_copy_(1, columns, getattr(module, f"weight_{name}{suffix}").detach().t())
+            if module.bias:
+                offset.index_add_(1, columns, getattr(module, f"bias_{name}{suffix}").detach().unsqueeze(0))
+        fused.append(weight)
+        bias.append(offset)
+        if getattr(module, "proj_size", 0):
+            projection.append(getattr(module, f"weight_hr{suffix}").detach().t())
+    return Weights(
+        fused=torch.stack(fused), bias=torch.stack(bias), projection=torch.stack(projection) if projection else None
+    )
+
+
+def _sorted_batch(module: Any, source: Any, call: Call) -> SortedBatch:
+    dtype = module.weight_ih_l0.dtype
+    if isinstance(source, PackedSequence):
+        # The sorted order itself is wanted, so the sequence is unpacked as if it had been sorted from the start.
+        x, lengths = pad_packed_sequence(PackedSequence(source.data, source.batch_sizes))
+        each = lengths.to(x.device)
+        uniform = bool((lengths == lengths.max()).all()) if len(lengths) else True
+        return SortedBatch(
+            x=x.to(dtype),
+            lengths=Lengths(active=tuple(source.batch_sizes.tolist()), each=None if uniform else each),
+            to_sorted=source.sorted_indices,
+            to_original=source.unsorted_indices,
+        )
+    if source.dim() != 3:
+        raise UnsupportedModuleError(
+            f"{call.name}: its input has {source.dim()} axes, which {type(module).__name__} reads as one sequence "
+            "without a batch axis, so per-sample gradients do not exist. Pass a batch of sequences with 3 axes."
+        )
+    x = source.transpose(0, 1) if module.batch_first else source
+    if x.shape[1] != call.batch_size:
+        raise UnsupportedModuleError(
+            f"{call.name}: it finds {x.shape[1]} sequences in an input of shape {tuple(source.shape)}, but the batch "
+            f"has {call.batch_size} samples, so time and samples are mixed up. With batch_first={module.batch_first} "
+            f"the samples must be on axis {0 if module.batch_first else 1}; set "
+            f"batch_first={not module.batch_first} or transpose the input."
+        )
+    return SortedBatch(
+        x=x.to(dtype), lengths=Lengths(active=(x.shape[1],) * x.shape[0], each=None), to_sorted=None, to_original=None
+    )
+
+
+def _as_given(module: Any, source: Any, y: Tensor) -> Any:
+    """The output in the layout of the input."""
+    if not isinstance(source, PackedSequence):
+        return y.transpose(0, 1) if module.batch_first else y
+    running = torch.arange(y.shape[1], device=y.device) < source.batch_sizes.to(y.device).unsqueeze(1)
+    return PackedSequence(y[running], source.batch_sizes, source.sorted_indices, source.unsorted_indices)
+
+
+for _kind in (nn.LSTM, nn.GRU, nn.RNN):
+    register(_kind, RecurrentRule())
