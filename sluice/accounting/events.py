@@ -103,8 +103,29 @@ class SelectiveReleaseDpEvent(DpEvent):
         )
 
 
+#: Acceptance that no record can change: a release without a gate.
+UNGATED = Acceptance(ratio_min=1.0, ratio_max=1.0, probability_min=1.0)
+
+
 def plain_release(*, sampling_probability: float, noise_multiplier: float) -> DpEvent:
     """dp-accounting's event of one step of plain DP-SGD."""
     validate.fraction(sampling_probability=sampling_probability)
     validate.positive(noise_multiplier=noise_multiplier)
     return PoissonSampledDpEvent(sampling_probability, GaussianDpEvent(noise_multiplier))
+
+
+def as_release(event: DpEvent) -> SelectiveReleaseDpEvent | None:
+    """A selective release as it is, and a plain or Poisson-sampled Gaussian as the release without a gate it is."""
+    if isinstance(event, SelectiveReleaseDpEvent):
+        return event
+    rate, inner = 1.0, event
+    if isinstance(event, PoissonSampledDpEvent):
+        rate, inner = event.sampling_probability, event.event
+    if not isinstance(inner, GaussianDpEvent):
+        return None
+    is_ordinary = 0 < rate <= 1 and inner.noise_multiplier > 0 and math.isfinite(inner.noise_multiplier)
+    if not is_ordinary:
+        return None
+    return SelectiveReleaseDpEvent(
+        sampling_probability=float(rate), noise_multiplier=float(inner.noise_multiplier), acceptance=UNGATED
+    )

@@ -1,0 +1,146 @@
+"""Epsilon and delta of a collection of events, by privacy-loss distributions and Renyi divergences together."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting import rdp
+
+from sluice.accounting import foreign_losses
+from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
+from sluice.accounting.events import SelectiveReleaseDpEvent
+from sluice.accounting.loss_distribution import DIRECTIONS, Direction, loss_distribution
+from sluice.accounting.loss_grid import Grid, choose_grid, with_spacing
+from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
+
+Array = np.ndarray
+
+_MAX_POINTS = 1 << 20
+_CUT_OFF = 1e-6
+_LARGEST_EPSILON = 500.0
+_SMALLEST_DELTA = 1e-280
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """What is composed: releases, each with its count, and events that only dp-accounting understands."""
+
+    releases: tuple[tuple[SelectiveReleaseDpEvent, int], ...] = ()
+    foreign: tuple[tuple[dpa.DpEvent, int], ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(count for _, count in (*self.releases, *self.foreign))
+
+    def renyi(self) -> Array | None:
+        """The Renyi divergences at ``DEFAULT_ORDERS``; None where dp-accounting gives none for some event."""
+        orders = np.array(DEFAULT_ORDERS)
+        total = np.zeros_like(orders)
+        for release, count in self.releases:
+            total += count * renyi_divergences(release, orders)
+        if self.foreign:
+            accountant = rdp.RdpAccountant(list(DEFAULT_ORDERS))
+            if not all(accountant.supports(event) for event, _ in self.foreign):
+                return None
+            for event, count in self.foreign:
+                accountant.compose(event, count)
+            total += accountant.rdp
+        return total
+
+
+def solve_epsilon(events: Events, *, delta: float, tolerance: float) -> float:
+    """The smaller of the Renyi and the loss-distribution bound of epsilon; both are sound."""
+    if events.count == 0:
+        return 0.0
+    renyi = events.renyi()
+    if renyi is None:
+        composed, guess = _compose_without_order(events, delta)
+        return max(losses.epsilon(delta, near=guess) for losses in composed)
+    bound, order = (float(x) for x in rdp.compute_epsilon(DEFAULT_ORDERS, renyi, delta))
+    if bound == 0 or bound > _LARGEST_EPSILON or delta < _SMALLEST_DELTA:
+        return bound
+    composed = _compose(events, tilt=order - 1, epsilon=bound, delta=delta, tolerance=tolerance)
+    return min(bound, max(losses.epsilon(delta, near=bound) for losses in composed))
+
+
+def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
+    """The smaller of the Renyi and the loss-distribution bound of delta; both are sound."""
+    if events.count == 0:
+        return 0.0
+    renyi = events.renyi()
+    if renyi is None:
+        composed, _ = _compose_without_order(events, 1e-9)
+        return max(losses.delta(epsilon) for losses in composed)
+    bound, order = (float(x) for x in rdp.rdp_privacy_accountant.compute_delta(DEFAULT_ORDERS, renyi, epsilon))
+    if bound < _SMALLEST_DELTA or epsilon > _LARGEST_EPSILON:
+        return bound
+    composed = _compose(events, tilt=order - 1, epsilon=max(epsilon, 1e-3), delta=bound, tolerance=tolerance)
+    return min(bound, max(losses.delta(epsilon) for losses in composed))
+
+
+def _compose(
+    events: Events, *, tilt: float, epsilon: float, delta: float, tolerance: float
+) -> tuple[ComposedLosses, ...]:
+    upper_tail = _CUT_OFF * delta / events.count
+    finest = max((foreign_losses.smallest_spacing(event) for event, _ in events.foreign), default=0.0)
+    grid = choose_grid(
+        events.releases,
+        tilt=tilt,
+        epsilon=epsilon,
+        upper_tail=upper_tail,
+        tolerance=tolerance,
+        smallest_spacing=finest,
+    )
+    while True:
+        try:
+            return tuple(
+                compose(_factors(events, direction, grid), tilt=tilt, tail=_CUT_OFF * delta, max_points=_MAX_POINTS)
+                for direction in DIRECTIONS
+            )
+        except GridTooLargeError as error:
+            grid = with_spacing(
+                events.releases,
+                grid.spacing * max(1.5, 1.1 * error.points / _MAX_POINTS),
+                tilt=tilt,
+                epsilon=epsilon,
+                upper_tail=upper_tail,
+                tolerance=tolerance,
+            )
+
+
+def _compose_without_order(events: Events, delta: float) -> tuple[tuple[ComposedLosses, ...], float]:
+    """Where Renyi divergences are not at hand: dp-accounting's usual spacing, and the tilt found on the grid."""
+    spacing = max(1e-4, *(foreign_losses.smallest_spacing(event) for event, _ in events.foreign))
+    upper_tail = _CUT_OFF * delta / events.count
+    while True:
+        grid = with_spacing(events.releases, spacing, tilt=10.0, epsilon=1.0, upper_tail=upper_tail, tolerance=1e-4)
+        per_direction = [_factors(events, direction, grid) for direction in DIRECTIONS]
+        tilt, guess = max((best_tilt(factors, delta=delta) for factors in per_direction), key=lambda pair: pair[1])
+        try:
+            composed = tuple(
+                compose(factors, tilt=tilt, tail=_CUT_OFF * delta, max_points=_MAX_POINTS) for factors in per_direction
+            )
+            return composed, guess
+        except GridTooLargeError as error:
+            spacing *= max(1.5, 1.1 * error.points / _MAX_POINTS)
+
+
+def _factors(events: Events, direction: Direction, grid: Grid) -> Factors:
+    own = [
+        (
+            loss_distribution(
+                event, direction, spacing=grid.spacing, upper_tail=grid.upper_tail, pieces=pieces
+            ),
+            count,
+        )
+        for (event, count), pieces in zip(events.releases, grid.pieces, strict=True)
+    ]
+    other = [
+        (foreign_losses.foreign_distribution(event, direction, spacing=grid.spacing), count)
+        for event, count in events.foreign
+    ]
+    return [*own, *other]

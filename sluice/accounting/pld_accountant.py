@@ -1,0 +1,107 @@
+"""The sound accountant by privacy-loss distributions: dp-accounting's face, composed when it is asked."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting as dpa
+from dp_accounting import pld
+
+from sluice import validate
+from sluice.accounting import foreign_losses
+from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
+from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release
+from sluice.accounting.loss_solver import Events, solve_delta, solve_epsilon
+from sluice.accounting.rdp_accountant import ADD_OR_REMOVE_ONE, ErrorDetails
+
+DEFAULT_TOLERANCE = 5e-5
+
+
+class SelectivePLDAccountant(pld.PLDAccountant):
+    """Composes selective releases with every event that dp-accounting's own PLD accountant supports.
+
+    Events are kept as they come and composed by one transform when epsilon or delta is read: only then is it known
+    how fine the grid has to be. The grid has at most about a million points, whatever the events; where that is
+    too coarse the answer is looser, never too small. The Renyi bound is computed beside it, and the smaller of
+    the two, both being sound, is the answer.
+
+    Guarantee:
+        ``get_epsilon`` and ``get_delta`` are upper bounds under adding or removing one record, for adaptively chosen
+        releases (docs/accounting.md, section 5). Reading them changes nothing.
+
+    Args:
+        neighboring_relation: ADD_OR_REMOVE_ONE; the proof covers no other.
+        tolerance: how much looser than exact epsilon may become by rounding, relatively. Smaller is slower.
+    """
+
+    def __init__(
+        self,
+        neighboring_relation: dpa.NeighboringRelation = ADD_OR_REMOVE_ONE,
+        tolerance: float = DEFAULT_TOLERANCE,
+    ) -> None:
+        require_add_or_remove(neighboring_relation)
+        validate.positive(tolerance=tolerance)
+        super().__init__(neighboring_relation)
+        self._tolerance = tolerance
+        self._releases: dict[SelectiveReleaseDpEvent, int] = {}
+        self._foreign: list[tuple[dpa.DpEvent, int]] = []
+        self._gaussian_precision = 0.0
+        self._charge = GiveUpCharge()
+
+    def _maybe_compose(self, event: dpa.DpEvent, count: int, do_compose: bool) -> ErrorDetails | None:
+        release = as_release(event)
+        if release is not None:
+            if do_compose and count:
+                self._add_release(release, count)
+            return None
+        if isinstance(
+            event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent | dpa.SelfComposedDpEvent | dpa.ComposedDpEvent
+        ):
+            return super()._maybe_compose(event, count, do_compose)
+        error = super()._maybe_compose(event, count, False)
+        if error is None and do_compose and count:
+            self._add_foreign(event, count)
+        return error
+
+    def _add_release(self, release: SelectiveReleaseDpEvent, count: int) -> None:
+        self._charge = self._charge.plus(release, count)
+        sigma = release.effective_noise_multiplier
+        if release.sampling_probability == 1.0 and release.acceptance.ratio_min == release.acceptance.ratio_max:
+            self._gaussian_precision += count / sigma / sigma
+            return
+        key = SelectiveReleaseDpEvent(
+            sampling_probability=release.sampling_probability, noise_multiplier=sigma, acceptance=release.acceptance
+        )
+        self._releases[key] = self._releases.get(key, 0) + count
+
+    def _add_foreign(self, event: dpa.DpEvent, count: int) -> None:
+        if foreign_losses.has_no_effect(event):
+            return
+        if foreign_losses.is_non_private(event):
+            self._contains_non_dp_event = True
+            return
+        self._foreign.append((event, count))
+
+    def _events(self) -> Events:
+        """Gaussian releases of the whole data set are one Gaussian release with their precisions added."""
+        releases = list(self._releases.items())
+        if self._gaussian_precision > 0:
+            gaussian = SelectiveReleaseDpEvent(
+                sampling_probability=1.0,
+                noise_multiplier=1.0 / math.sqrt(self._gaussian_precision),
+                acceptance=UNGATED,
+            )
+            releases.append((gaussian, 1))
+        return Events(releases=tuple(releases), foreign=tuple(self._foreign))
+
+    def get_epsilon(self, target_delta: float) -> float:
+        remaining = self._charge.remaining_delta(target_delta)
+        if self._contains_non_dp_event:
+            return math.inf
+        return self._charge.with_epsilon(solve_epsilon(self._events(), delta=remaining, tolerance=self._tolerance))
+
+    def get_delta(self, target_epsilon: float) -> float:
+        remaining = self._charge.remaining_epsilon(target_epsilon)
+        if self._contains_non_dp_event or remaining < 0:
+            return 1.0
+        return self._charge.with_delta(solve_delta(self._events(), epsilon=remaining, tolerance=self._tolerance))
