@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp, ndtr
 
-#: Cells that the unknown ``t`` in [1, kappa] is cut into. Each is bounded by its worst corner, so that any number is
-#: sound, and more are only tighter.
-_CELLS = 32
+#: The unknown ``t`` in [1, kappa] is cut into cells between these powers of kappa, finer towards kappa, where the worst
+#: ones are. Each cell is bounded by its worst corner, so any cut is sound, and a finer one is only tighter.
+_CELL_EDGES = 1 - np.concatenate([np.geomspace(1, 1e-2, 13), [0.0]])
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-_PANEL_WIDTH = 1.0
 _TAIL = 12.0
+#: Beyond this the quadrature would need too many panels; the bound is then left to conditioning.
+_LARGEST_SHIFT = 2000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,10 @@ class SelfSelection:
         return step_renyi + math.log(self.spread) / (orders - 1) + tilt
 
     def centred_renyi(self, order: float) -> float:
-        """Bound by the centred moment (section 8.3), the worse of the two directions."""
-        edges = np.geomspace(1.0, self.spread, _CELLS + 1)
+        """Bound by the centred moment (section 8.3), the worse of the two directions; infinite where not evaluated."""
+        if order / self.noise_multiplier > _LARGEST_SHIFT:
+            return math.inf
+        edges = self.spread**_CELL_EDGES
         lower, upper = edges[:-1], edges[1:]
         removed = np.log(upper) + self._removed_moment(order, *self._removed_factor(lower, upper))
         added = np.log(upper) + self._added_moment(order, *self._added_factor(lower, upper))
@@ -102,15 +105,21 @@ class SelfSelection:
 
     def _removed_moment(self, order: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """``log E_f[max over c of phi(c x)]`` with ``x = f'/f``, for each cell."""
-        nodes, log_weights = _gaussian_quadrature(-_TAIL, order / self.noise_multiplier + _TAIL)
+        kinks = self._where_density_ratio_is(_log_crossing(order, low, high))
+        nodes, log_weights = self._quadrature(-_TAIL, order / self.noise_multiplier + _TAIL, kinks)
         log_x = self._log_density_ratio(nodes)
         return _log_mean_of_largest(order, log_x, low, high, log_weights)
 
     def _added_moment(self, order: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """``log E_f'[max over c of phi(c / x)]``, for each cell."""
-        nodes, log_weights = _gaussian_quadrature(-_TAIL - order / self.noise_multiplier, _TAIL)
+        kinks = self._where_density_ratio_is(-_log_crossing(order, low, high))
+        nodes, log_weights = self._quadrature(-_TAIL - order / self.noise_multiplier, _TAIL, kinks)
         log_x = self._log_density_ratio(nodes)
         return _log_mean_of_largest(order, -log_x, low, high, log_weights + log_x)
+
+    def _quadrature(self, start: float, stop: float, kinks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The density ratio changes over lengths of 1/mu = sigma, and the normal law over lengths of 1.
+        return _gaussian_quadrature(start, stop, kinks, panel_width=2 * min(1.0, self.noise_multiplier))
 
     def _log_density_ratio(self, nodes: np.ndarray) -> np.ndarray:
         mu = 1 / self.noise_multiplier
@@ -119,13 +128,34 @@ class SelfSelection:
         ratio: np.ndarray = np.logaddexp(stay, math.log(self.sample_rate) + mu * nodes - mu**2 / 2)
         return ratio
 
+    def _where_density_ratio_is(self, log_x: np.ndarray) -> np.ndarray:
+        """The point at which ``log(f'/f)`` takes each value; not finite where it never does."""
+        mu = 1 / self.noise_multiplier
+        with np.errstate(divide="ignore", invalid="ignore"):
+            where: np.ndarray = np.log1p(np.expm1(log_x) / self.sample_rate) / mu + mu / 2
+        return where
 
-def _gaussian_quadrature(start: float, stop: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and log weights of the standard normal law on ``[start, stop]``, by panels of Gauss and Legendre."""
-    panels = math.ceil((stop - start) / _PANEL_WIDTH)
-    half = (stop - start) / panels / 2
-    centres = start + half * (2 * np.arange(panels) + 1)
-    nodes = (centres[:, None] + half * _NODES).ravel()
+
+def _log_crossing(order: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """``log y`` where phi(low y) = phi(high y); beyond it the larger factor is the worse one."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        slope = np.log(order * (high / low - 1)) - np.log(np.expm1(order * np.log(high / low)))
+        crossing: np.ndarray = slope / (order - 1) - np.log(low)
+    return crossing
+
+
+def _gaussian_quadrature(
+    start: float, stop: float, kinks: np.ndarray, *, panel_width: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and log weights of the standard normal law on ``[start, stop]``, by panels of Gauss and Legendre.
+
+    Each row belongs to one kink and has a panel end exactly there, so that the integrand is smooth in every panel.
+    """
+    panels = math.ceil((stop - start) / panel_width) + 1
+    half = panel_width / 2
+    centres = start - half + panel_width * np.arange(panels)
+    shift = np.mod(np.where(np.isfinite(kinks), kinks, start) - start, panel_width)
+    nodes = (centres[:, None] + half * _NODES).ravel() + shift[:, None]
     weights = np.tile(np.log(half * _WEIGHTS), panels)
     return nodes, weights - nodes**2 / 2 - math.log(2 * math.pi) / 2
 
@@ -134,8 +164,8 @@ def _log_mean_of_largest(
     order: float, log_value: np.ndarray, low: np.ndarray, high: np.ndarray, log_weights: np.ndarray
 ) -> np.ndarray:
     """``log E[max(phi(low y), phi(high y))]`` for each pair (low, high); phi is convex, so the ends are the worst."""
-    at_low = _log_centred_power(order, log_value[None, :] + np.log(low)[:, None])
-    at_high = _log_centred_power(order, log_value[None, :] + np.log(high)[:, None])
+    at_low = _log_centred_power(order, log_value + np.log(low)[:, None])
+    at_high = _log_centred_power(order, log_value + np.log(high)[:, None])
     mean: np.ndarray = logsumexp(np.maximum(at_low, at_high) + log_weights, axis=1)
     return mean
 

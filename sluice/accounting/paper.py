@@ -70,6 +70,10 @@ class ClaimedAccount:
             count += 1
         return count
 
+    def claimed_updates_performed(self, *, target_epsilon: float, delta: float) -> int:
+        """How many updates the authors' own loop makes: it tests the budget too late and overspends by one update."""
+        return self.claimed_releases(target_epsilon=target_epsilon, delta=delta) + 1
+
     @cached_property
     def _update_renyi(self) -> np.ndarray:
         return classical_renyi(self.update)

@@ -75,8 +75,9 @@ def q_sup(json: JsonFlag = False) -> None:
     )
     typer.echo(
         f"\n{explained} of {len(cells)} cells explained: the formula with the threshold in it, cut to two decimals, "
-        f"columns in reverse order.\n"
+        "columns in reverse order.\n"
         f"* noise read off the table itself; the authors' command names another ({len(cells) - published} cells).\n"
-        f"The formula printed in the algorithm (DPSUR: that of the released code) gives {by_algorithm} of {len(cells)}, "
-        f"counting a cell as given when cutting or rounding matches.\nThe cap is printed as 1/q in every cell; it should be 1. None of these factors is part of a guarantee."
+        f"The formula printed in the algorithm (DPSUR: that of the released code) gives {by_algorithm} of "
+        f"{len(cells)}, cut or rounded.\n"
+        "The cap is printed as 1/q in every cell; it should be 1. None of these factors is part of a guarantee."
     )
