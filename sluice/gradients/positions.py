@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
+from sluice.gradients.gram import gram_norms
+
+#: Gradients that are not kept are formed for as many samples as fit into this.
+_BLOCK_BYTES = 8 * 2**20
 
 
 def gram_is_cheaper(positions: int, outputs: int, inputs: int) -> bool:
@@ -67,12 +71,14 @@ class LinearContribution(Contribution):
             return squared_norms(a) * squared_norms(b)
         gram = gram_is_cheaper(positions, outputs, inputs) if self._strategy == "auto" else self._strategy == "gram"
         if gram:
-            products = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(b, b.transpose(1, 2)))
-            return products.flatten(1).sum(1).clamp_(min=0)
-        gradients = torch.bmm(b.transpose(1, 2), a)
-        if keep and gradients.numel() * gradients.element_size() <= self._kept_bytes:
-            self._gradients = gradients
-        return squared_norms(gradients)
+            return gram_norms(lambda rows: torch.bmm(a[rows], a[rows].transpose(1, 2)), b, self.per_sample)
+        n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
+        if keep and n * bytes_each <= self._kept_bytes:
+            self._gradients = torch.bmm(b.transpose(1, 2), a)
+            return squared_norms(self._gradients)
+        block = max(1, _BLOCK_BYTES // bytes_each)
+        starts = range(0, n, block)
+        return torch.cat([squared_norms(self.per_sample(slice(i, i + block))) for i in starts])
 
     def per_sample(self, samples: slice) -> Tensor:
         a, b = self._inputs_and_gradients()

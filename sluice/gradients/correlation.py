@@ -1,0 +1,113 @@
+"""Kernels for convolution weights: per-sample correlations between an image and maps.
+
+The per-sample gradient of a convolution's weight is ``W[o, c, k] = sum_t maps[o, t] * image[c, stride*t + dilation*k]``
+with the padded input as the image and the output's derivative as the maps; a transposed convolution swaps the two.
+Images come as ``[n, *sizes, channels]`` (channels last), maps as ``[n, positions, channels]``, in any strides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Shapes of a correlation. ``image`` sizes include the padding; ``maps`` are the sizes of the output."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    image: tuple[int, ...]
+    maps: tuple[int, ...]
+    image_channels: int
+    map_channels: int
+
+    @property
+    def positions(self) -> int:
+        return math.prod(self.maps)
+
+    @property
+    def kernel_size(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def weight_size(self) -> int:
+        return self.map_channels * self.image_channels * self.kernel_size // self.groups
+
+
+def unfolded(image: Tensor, geometry: Geometry, axes: int) -> Tensor:
+    """Windows of the image along its last ``axes`` spatial axes: ``[n, *rest, *maps, *kernel, channels]``, a view."""
+    rank = len(geometry.kernel)
+    first = rank - axes
+    strides = image.stride()
+    spatial = strides[1 + first : 1 + rank]
+    steps = [s * step for s, step in zip(spatial, geometry.stride[first:], strict=True)]
+    offsets = [s * d for s, d in zip(spatial, geometry.dilation[first:], strict=True)]
+    size = (*image.shape[: 1 + first], *geometry.maps[first:], *geometry.kernel[first:], image.shape[-1])
+    return image.as_strided(size, (*strides[: 1 + first], *steps, *offsets, strides[-1]), image.storage_offset())
+
+
+def windows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
+    """Per-sample gradients ``[n, map channels, kernel * image channels / groups]``, in the order (*kernel, c)."""
+    n, groups = image.shape[0], geometry.groups
+    windows = unfolded(image, geometry, len(geometry.kernel))
+    if groups == 1:
+        columns = windows.reshape(n, geometry.positions, -1)
+        return torch.bmm(maps.transpose(1, 2), columns)
+    each = geometry.image_channels // groups
+    columns = windows.reshape(n, geometry.positions, geometry.kernel_size, groups, each)
+    columns = columns.permute(0, 3, 1, 2, 4).reshape(n * groups, geometry.positions, -1)
+    grouped = maps.reshape(n, geometry.positions, groups, -1).permute(0, 2, 3, 1)
+    return torch.bmm(grouped.reshape(n * groups, -1, geometry.positions), columns).view(n, geometry.map_channels, -1)
+
+
+def rows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
+    """The same for two spatial axes, vertical stride 1 and one group: windows in width only, a product per kernel row.
+
+    The rows that one kernel row sees are a contiguous slice of the buffer, so the copy is ``kernel height`` times
+    smaller than that of all windows.
+    """
+    n = image.shape[0]
+    height, width = geometry.maps
+    columns = unfolded(image, geometry, 1).reshape(n, geometry.image[0], width, -1)
+    out = maps.new_empty(n, geometry.map_channels, geometry.kernel[0], columns.shape[-1])
+    transposed = maps.transpose(1, 2)
+    for i in range(geometry.kernel[0]):
+        top = i * geometry.dilation[0]
+        out[:, :, i] = torch.bmm(transposed, columns[:, top : top + height].flatten(1, 2))
+    return out.view(n, geometry.map_channels, -1)
+
+
+def window_gram(image: Tensor, geometry: Geometry) -> Tensor:
+    """Inner products of all pairs of windows, ``[n, positions, positions]``, from those of all pairs of pixels.
+
+    Sums the pixels' Gram matrix over kernel offsets, one axis of the image after the other. Shifts are slices along
+    the axes of the image: an offset into the flattened matrix would wrap around rows.
+    """
+    n = image.shape[0]
+    pixels = image.reshape(n, -1, image.shape[-1])
+    gram = torch.bmm(pixels, pixels.transpose(1, 2)).view(n, *geometry.image, *geometry.image)
+    rank = len(geometry.kernel)
+    for axis in range(rank):
+        stride, dilation, size = geometry.stride[axis], geometry.dilation[axis], geometry.maps[axis]
+        total: Tensor | None = None
+        for k in range(geometry.kernel[axis]):
+            span = slice(k * dilation, k * dilation + (size - 1) * stride + 1, stride)
+            index = [slice(None)] * gram.dim()
+            index[1 + axis] = index[1 + rank + axis] = span
+            part = gram[tuple(index)]
+            total = part.clone() if total is None else total.add_(part)
+        if total is not None:
+            gram = total
+    return gram.reshape(n, geometry.positions, geometry.positions)
+
+
+def window_gram_from_windows(image: Tensor, geometry: Geometry) -> Tensor:
+    """The same Gram matrix from the windows themselves: cheaper where there are few, for instance at large strides."""
+    columns = unfolded(image, geometry, len(geometry.kernel)).reshape(image.shape[0], geometry.positions, -1)
+    return torch.bmm(columns, columns.transpose(1, 2))

@@ -1,0 +1,55 @@
+"""The cost model that chooses kernels for convolutions: fixed, documented, and without influence on results.
+
+Costs are multiply-adds for each sample. The weights of the other terms were fitted once to measured times on a CPU
+with 256-bit vectors; being off by a factor of two costs some speed and nothing else. A timing autotuner would choose
+differently from run to run.
+"""
+
+from __future__ import annotations
+
+from sluice.gradients.correlation import Geometry
+
+#: One element read, changed and written costs about as much as this many multiply-adds of a matrix product.
+_TRAFFIC = 12.0
+#: Products of many small matrices run at about this fraction of the speed of one large product.
+_SMALL_PRODUCT_PENALTY = 1.15
+
+
+def pixel_gram(geometry: Geometry) -> float:
+    """Norms from the Gram matrix of pixels (`window_gram`)."""
+    pixels = 1
+    for size in geometry.image:
+        pixels *= size
+    shifts = sum(geometry.kernel) * geometry.positions * pixels**0.5 * geometry.positions**0.5
+    products = pixels**2 * geometry.image_channels + geometry.positions**2 * geometry.map_channels
+    return products * _SMALL_PRODUCT_PENALTY + _TRAFFIC * (shifts / 2 + 2 * geometry.positions**2)
+
+
+def window_gram(geometry: Geometry) -> float:
+    """Norms from the Gram matrix of windows."""
+    window = geometry.image_channels * geometry.kernel_size
+    products = geometry.positions**2 * (window + geometry.map_channels)
+    return products * _SMALL_PRODUCT_PENALTY + _TRAFFIC * (geometry.positions * window + 2 * geometry.positions**2)
+
+
+def weight_gradient(geometry: Geometry) -> float:
+    """The ordinary weight gradient, which a weighted sum needs after norms by Gram matrices."""
+    return float(geometry.positions * geometry.weight_size)
+
+
+def explicit(geometry: Geometry, *, then_sum: bool) -> float:
+    """Per-sample gradients, and, if a weighted sum follows, reading them a second time."""
+    window = geometry.image_channels * geometry.kernel[-1]
+    copies = geometry.positions * window
+    passes = 3 if then_sum else 2
+    return weight_gradient(geometry) * _SMALL_PRODUCT_PENALTY + _TRAFFIC * (copies + passes * geometry.weight_size)
+
+
+def kernel_for(geometry: Geometry, *, then_sum: bool) -> str:
+    """ "pixel_gram", "window_gram" or "explicit", whichever costs least for what is asked."""
+    costs = {"explicit": explicit(geometry, then_sum=then_sum)}
+    if geometry.groups == 1:
+        extra = weight_gradient(geometry) if then_sum else 0.0
+        costs["pixel_gram"] = pixel_gram(geometry) + extra
+        costs["window_gram"] = window_gram(geometry) + extra
+    return min(costs, key=lambda name: costs[name])

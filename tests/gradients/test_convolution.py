@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import nn
+
+PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+
+def per_axis(rank: int, low: int, high: int):
+    return st.tuples(*[st.integers(low, high)] * rank)
+
+
+@st.composite
+def convolutions(draw, rank: int):
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    kernel = draw(per_axis(rank, 1, 4 if rank < 3 else 2))
+    sizes = draw(per_axis(rank, 3, 8 if rank < 3 else 4))
+    padding = draw(st.one_of(per_axis(rank, 0, 2), st.just("same"))) if rank < 3 else draw(per_axis(rank, 0, 1))
+    stride = (1,) * rank if padding == "same" else draw(per_axis(rank, 1, 3))
+    dilation = draw(per_axis(rank, 1, 2))
+    mode = draw(st.sampled_from(["zeros", "zeros", "circular", "replicate"]))
+    amounts = (0,) * rank if padding == "same" else padding
+    for size, k, d, p in zip(sizes, kernel, dilation, amounts, strict=True):
+        assume(size + 2 * p >= (k - 1) * d + 1 and (k - 1) * d < size)
+    module = PLAIN[rank](
+        groups * draw(st.integers(1, 3)),
+        groups * draw(st.integers(1, 3)),
+        kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans()),
+        padding_mode=mode,
+    )
+    return module, sizes
+
+
+@st.composite
+def transposed(draw, rank: int):
+    groups = draw(st.sampled_from([1, 1, 2]))
+    kernel, stride = draw(per_axis(rank, 1, 3)), draw(per_axis(rank, 1, 3))
+    dilation = draw(per_axis(rank, 1, 2))
+    sizes = draw(per_axis(rank, 2, 5 if rank < 3 else 3))
+    padding = draw(per_axis(rank, 0, 1))
+    extra = tuple(draw(st.integers(0, max(0, max(s, d) - 1))) for s, d in zip(stride, dilation, strict=True))
+    for size, k, s, d, p in zip(sizes, kernel, stride, dilation, padding, strict=True):
+        assume((size - 1) * s - 2 * p + d * (k - 1) + 1 >= 1)
+    module = TRANSPOSED[rank](
+        groups * draw(st.integers(1, 3)),
+        groups * draw(st.integers(1, 3)),
+        kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=extra,
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans()),
+    )
+    return module, sizes
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("strategy", ["auto", "gram", "explicit"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@hypothesis_settings(max_examples=25)
+@given(data=st.data(), n=st.sampled_from([0, 1, 7]), last=st.booleans())
+def test_convolutions_agree_with_the_oracle(matches, reaching_loss, strategy, rank, data, n, last):
+    module, sizes = data.draw(convolutions(rank))
+    x = torch.randn(n, module.in_channels, *sizes)
+    if last and rank == 2:
+        x = x.contiguous(memory_format=torch.channels_last)
+    matches(nn.Sequential(module, nn.Tanh()), x, torch.randn(n), reaching_loss, strategy={"0": strategy})
+
+
+@pytest.mark.parametrize("strategy", ["auto", "gram", "explicit"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@hypothesis_settings(max_examples=15)
+@given(data=st.data(), n=st.sampled_from([0, 1, 7]))
+def test_transposed_convolutions_agree_with_the_oracle(matches, reaching_loss, strategy, rank, data, n):
+    module, sizes = data.draw(transposed(rank))
+    x = torch.randn(n, module.in_channels, *sizes)
+    matches(nn.Sequential(module, nn.Tanh()), x, torch.randn(n), reaching_loss, strategy={"0": strategy})
+
+
+@pytest.mark.parametrize("strategy", ["auto", "gram", "explicit"])
+@pytest.mark.parametrize("n", [7, 64])
+def test_a_whole_net_agrees_with_the_oracle(matches, reaching_loss, strategy, n):
+    net = nn.Sequential(
+        nn.Conv2d(5, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, (3, 2), stride=(1, 2)),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    )
+    x = torch.randn(n, 5, 8, 8)
+    matches(net, x, torch.randn(n), reaching_loss, strategy={"0": strategy, "3": strategy})
+
+
+def test_cancelling_terms_do_not_shrink_a_norm(oracle):
+    """The derivative at the output sums to almost nothing over positions while each of its terms is large."""
+    from sluice.gradients import GradientOptions, PerSampleGradients
+
+    net = nn.Conv2d(3, 4, 1, bias=False)
+    x = torch.ones(2, 3, 8, 8) + 1e-3 * torch.randn(2, 3, 8, 8)
+    signs = torch.tensor([1.0, -1.0]).repeat(32).view(8, 8)
+
+    def loss(output, y):
+        return (output * signs.to(output.dtype)).flatten(1).sum(1)
+
+    truth = oracle(net, x, torch.zeros(2), loss)
+    engine = PerSampleGradients(net, options=GradientOptions(strategy={"": "gram"}))
+    torch.testing.assert_close(engine.norms(x, torch.zeros(2), loss).double(), truth.norms, rtol=1e-3, atol=0)
