@@ -11,6 +11,7 @@ Samples must be sorted by decreasing length: a step then works on the first ``ac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +54,15 @@ class Cell(ABC):
     state_order: tuple[int, ...]
 
     @abstractmethod
-    def forward(self, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        """Turn pre-activations z ``[directions, n, gates * hidden]`` into activations and write the new state."""
+    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
+        """A function that turns step t's pre-activations into activations and writes the state after it."""
 
     @abstractmethod
-    def backward(self, dh: Tensor, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        """Turn activations z into pre-activation gradients. A gradient that passes the state by stays in ``dh``."""
+    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
+        """A function that turns step t's activations into pre-activation gradients, given that of the state, dh.
+
+        A gradient that passes the cell by, on to the state before, is left in dh.
+        """
 
     def columns(self, order: tuple[int, ...], hidden: int, device: torch.device) -> Tensor:
         """Indices that bring the cell's columns into PyTorch's order for one of the two weights."""
@@ -71,27 +75,40 @@ class Memory:
 
     Attributes:
         inputs: ``[directions, time + 1, n, in + state]``; step t's input and the state before it.
+        h: the states in it.
         z: ``[directions, time, n, gates * hidden]``: activations, then pre-activation gradients.
         c, tanh_c: an LSTM's cell states (``time + 1`` of them) and their tanh.
+        dc: gradient of an LSTM's cell state during the backward loop.
         projected: an LSTM's states before the projection.
+        spent: whether the backward loop has run, after which the activations are gone.
     """
 
     def __init__(self, cell: Cell, weights: Weights, steps: int, n: int, in_features: int, *, ragged: bool) -> None:
         directions, columns, width = weights.fused.shape
         self.hidden = width // cell.gates
         self.state = columns - in_features
-        new = weights.fused.new_zeros if ragged else weights.fused.new_empty
-        self.inputs = new(directions, steps + 1, n, columns)
+        empty = weights.fused.new_empty
+        # Steps after a sample's end are never computed, and must count as zero.
+        padded = weights.fused.new_zeros if ragged else empty
+        self.inputs = padded(directions, steps + 1, n, columns)
         self.h = self.inputs[..., in_features:]
-        self.z = new(directions, steps, n, width)
+        self.z = padded(directions, steps, n, width)
         self.projection = weights.projection
-        self.projected = None if weights.projection is None else new(directions, steps, n, self.hidden)
+        self.projected = None if weights.projection is None else padded(directions, steps, n, self.hidden)
         self.spent = False
-        self.dc = self.c = self.tanh_c = self.z[:0]
-        if isinstance(cell, LSTMCell):
-            self.c = new(directions, steps + 1, n, self.hidden)
-            self.tanh_c = new(directions, steps, n, self.hidden)
-        self.scratch = weights.fused.new_empty(directions, n, width)
+        is_lstm = isinstance(cell, LSTMCell)
+        self.c = empty(directions, steps + 1, n, self.hidden if is_lstm else 0)
+        self.tanh_c = empty(directions, steps, n, self.hidden if is_lstm else 0)
+        self.dc = empty(0)
+
+    def blocks(self, lengths: Lengths, first: int, count: int = 1) -> list[Tensor]:
+        """Some neighbouring blocks of z, for each step."""
+        return lengths.steps(self.z[..., first * self.hidden : (first + count) * self.hidden])
+
+    def scratch(self, lengths: Lengths, blocks: int) -> list[list[Tensor]]:
+        """A buffer of that many blocks that every step uses again: the whole of it, then block by block."""
+        buffer = self.z.new_empty(self.z.shape[0], self.z.shape[2], blocks * self.hidden)
+        return [lengths.running(buffer), *(lengths.running(part) for part in buffer.split(self.hidden, -1))]
 
 
 class LSTMCell(Cell):
@@ -101,39 +118,45 @@ class LSTMCell(Cell):
     input_order = (0, 1, 3, 2)
     state_order = (0, 1, 3, 2)
 
-    def forward(self, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        hidden = memory.hidden
-        i, f, o, g = z.split(hidden, -1)
-        z[..., : 3 * hidden].sigmoid_()
-        g.tanh_()
-        c = memory.c[:, t + 1, :n]
-        torch.mul(f, memory.c[:, t, :n], out=c)
-        c.addcmul_(i, g)
-        tanh_c = torch.tanh(c, out=memory.tanh_c[:, t, :n])
-        if memory.projected is None:
-            torch.mul(o, tanh_c, out=memory.h[:, t + 1, :n])
-        else:
-            assert memory.projection is not None
-            projected = torch.mul(o, tanh_c, out=memory.projected[:, t, :n])
-            memory.h[:, t + 1, :n] = torch.bmm(projected, memory.projection)
+    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
+        i, f, o, g = (memory.blocks(lengths, block) for block in range(4))
+        sigmoids = memory.blocks(lengths, 0, 3)
+        before, c = lengths.steps(memory.c), lengths.steps(memory.c, 1)
+        tanh_c, h = lengths.steps(memory.tanh_c), lengths.steps(memory.h, 1)
+        unprojected = h if memory.projected is None else lengths.steps(memory.projected)
+        projection = memory.projection
 
-    def backward(self, dh: Tensor, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        hidden = memory.hidden
-        i, f, o, g = z.split(hidden, -1)
-        raw = memory.scratch[:, :n]
-        raw_i, raw_f, raw_o, raw_g = raw.split(hidden, -1)
-        tanh_c, dc = memory.tanh_c[:, t, :n], memory.dc[:, :n]
-        torch.mul(dh, tanh_c, out=raw_o)
-        # raw_i is free until dc is complete.
-        through_h = _tanh_backward(torch.mul(dh, o, out=raw_i), tanh_c, grad_input=raw_i)
-        dc.add_(through_h)
-        torch.mul(dc, g, out=raw_i)
-        torch.mul(dc, memory.c[:, t, :n], out=raw_f)
-        torch.mul(dc, i, out=raw_g)
-        dc.mul_(f)
-        sigmoids = z[..., : 3 * hidden]
-        _sigmoid_backward(raw[..., : 3 * hidden], sigmoids, grad_input=sigmoids)
-        _tanh_backward(raw_g, g, grad_input=g)
+        def step(t: int) -> None:
+            sigmoids[t].sigmoid_()
+            g[t].tanh_()
+            torch.mul(f[t], before[t], out=c[t]).addcmul_(i[t], g[t])
+            torch.tanh(c[t], out=tanh_c[t])
+            torch.mul(o[t], tanh_c[t], out=unprojected[t])
+            if projection is not None:
+                h[t].copy_(torch.bmm(unprojected[t], projection))
+
+        return step
+
+    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
+        i, f, o, g = (memory.blocks(lengths, block) for block in range(4))
+        sigmoids = memory.blocks(lengths, 0, 3)
+        raw_sigmoids, raw_i, raw_f, raw_o = memory.scratch(lengths, 3)
+        raw_g, _ = memory.scratch(lengths, 1)
+        c, tanh_c, dcs = lengths.steps(memory.c), lengths.steps(memory.tanh_c), lengths.running(memory.dc)
+
+        def step(t: int, dh: Tensor) -> None:
+            dc, partial = dcs[t], raw_g[t]
+            torch.mul(dh, tanh_c[t], out=raw_o[t])
+            torch.mul(dh, o[t], out=partial)
+            dc.add_(_tanh_backward(partial, tanh_c[t], grad_input=partial))
+            torch.mul(dc, g[t], out=raw_i[t])
+            torch.mul(dc, c[t], out=raw_f[t])
+            torch.mul(dc, i[t], out=raw_g[t])
+            dc.mul_(f[t])
+            _sigmoid_backward(raw_sigmoids[t], sigmoids[t], grad_input=sigmoids[t])
+            _tanh_backward(raw_g[t], g[t], grad_input=g[t])
+
+        return step
 
 
 class GRUCell(Cell):
@@ -143,29 +166,37 @@ class GRUCell(Cell):
     input_order = (0, 1, 2)
     state_order = (0, 1, 3)
 
-    def forward(self, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        hidden = memory.hidden
-        reset, update, new, from_state = z.split(hidden, -1)
-        z[..., : 2 * hidden].sigmoid_()
-        new.addcmul_(reset, from_state).tanh_()
-        difference = memory.scratch[:, :n, :hidden]
-        torch.sub(memory.h[:, t, :n], new, out=difference)
-        torch.addcmul(new, update, difference, out=memory.h[:, t + 1, :n])
+    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
+        reset, update, new, from_state = (memory.blocks(lengths, block) for block in range(4))
+        sigmoids = memory.blocks(lengths, 0, 2)
+        before, h = lengths.steps(memory.h), lengths.steps(memory.h, 1)
+        difference, _ = memory.scratch(lengths, 1)
 
-    def backward(self, dh: Tensor, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        hidden = memory.hidden
-        reset, update, new, from_state = z.split(hidden, -1)
-        raw = memory.scratch[:, :n]
-        raw_reset, raw_update, raw_new, passed = raw.split(hidden, -1)
-        torch.sub(memory.h[:, t, :n], new, out=raw_update).mul_(dh)
-        torch.mul(dh, update, out=passed)
-        torch.sub(dh, passed, out=raw_new)
-        dh.copy_(passed)
-        _tanh_backward(raw_new, new, grad_input=new)
-        torch.mul(new, from_state, out=raw_reset)
-        torch.mul(new, reset, out=from_state)
-        sigmoids = z[..., : 2 * hidden]
-        _sigmoid_backward(raw[..., : 2 * hidden], sigmoids, grad_input=sigmoids)
+        def step(t: int) -> None:
+            sigmoids[t].sigmoid_()
+            new[t].addcmul_(reset[t], from_state[t]).tanh_()
+            torch.sub(before[t], new[t], out=difference[t])
+            torch.addcmul(new[t], update[t], difference[t], out=h[t])
+
+        return step
+
+    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
+        reset, update, new, from_state = (memory.blocks(lengths, block) for block in range(4))
+        sigmoids = memory.blocks(lengths, 0, 2)
+        before = lengths.steps(memory.h)
+        raw_sigmoids, raw_reset, raw_update = memory.scratch(lengths, 2)
+        raw_new, _ = memory.scratch(lengths, 1)
+
+        def step(t: int, dh: Tensor) -> None:
+            torch.sub(before[t], new[t], out=raw_update[t]).mul_(dh)
+            torch.addcmul(dh, dh, update[t], value=-1, out=raw_new[t])
+            dh.mul_(update[t])
+            _tanh_backward(raw_new[t], new[t], grad_input=new[t])
+            torch.mul(new[t], from_state[t], out=raw_reset[t])
+            torch.mul(new[t], reset[t], out=from_state[t])
+            _sigmoid_backward(raw_sigmoids[t], sigmoids[t], grad_input=sigmoids[t])
+
+        return step
 
 
 class PlainCell(Cell):
@@ -178,18 +209,17 @@ class PlainCell(Cell):
     def __init__(self, nonlinearity: str) -> None:
         self.relu = nonlinearity == "relu"
 
-    def forward(self, z: Tensor, memory: Memory, t: int, n: int) -> None:
+    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
+        z, h = lengths.steps(memory.z), lengths.steps(memory.h, 1)
         if self.relu:
-            torch.clamp(z, min=0, out=memory.h[:, t + 1, :n])
-        else:
-            torch.tanh(z, out=memory.h[:, t + 1, :n])
+            return lambda t: torch.clamp(z[t], min=0, out=h[t])
+        return lambda t: torch.tanh(z[t], out=h[t])
 
-    def backward(self, dh: Tensor, z: Tensor, memory: Memory, t: int, n: int) -> None:
-        state = memory.h[:, t + 1, :n]
+    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
+        z, h = lengths.steps(memory.z), lengths.steps(memory.h, 1)
         if self.relu:
-            _relu_backward(dh, state, 0, grad_input=z)
-        else:
-            _tanh_backward(dh, state, grad_input=z)
+            return lambda t, dh: _relu_backward(dh, h[t], 0, grad_input=z[t])
+        return lambda t, dh: _tanh_backward(dh, h[t], grad_input=z[t])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +233,20 @@ class Lengths:
 
     active: tuple[int, ...]
     each: Tensor | None
+
+    def steps(self, buffer: Tensor, start: int = 0) -> list[Tensor]:
+        """What each step sees of a buffer ``[directions, time, n, features]``: its own time, samples still running.
+
+        One call for all steps: taking views one by one inside the loop would cost as much as the arithmetic.
+        """
+        views = buffer.unbind(1)[start : start + len(self.active)]
+        if self.each is None:
+            return list(views)
+        return [view[:, :n] for view, n in zip(views, self.active, strict=True)]
+
+    def running(self, buffer: Tensor) -> list[Tensor]:
+        """The part of one buffer ``[directions, n, features]``, used again by every step, that each step sees."""
+        return [buffer] * len(self.active) if self.each is None else [buffer[:, :n] for n in self.active]
 
     def reversed(self, x: Tensor) -> Tensor:
         """x ``[time, n, features]`` with each sample's own steps in reverse order; its padding stays where it is."""
@@ -249,10 +293,10 @@ class RecurrentLayer(torch.autograd.Function):
         memory.h[:, 0] = h0
         if isinstance(cell, LSTMCell):
             memory.c[:, 0] = c0
-        for t, n in enumerate(lengths.active):
-            z = memory.z[:, t, :n]
-            torch.baddbmm(weights.bias, memory.inputs[:, t, :n], weights.fused, out=z)
-            cell.forward(z, memory, t, n)
+        z, inputs, advance = lengths.steps(memory.z), lengths.steps(memory.inputs), cell.forward(memory, lengths)
+        for t in range(len(lengths.active)):
+            torch.baddbmm(weights.bias, inputs[t], weights.fused, out=z[t])
+            advance(t)
         ctx.cell, ctx.weights, ctx.lengths, ctx.memory, ctx.features = cell, weights, lengths, memory, features
         states = memory.h[:, 1:]
         y = states[0].clone() if directions == 1 else torch.cat([states[0], lengths.reversed(states[1])], -1)
@@ -269,31 +313,31 @@ class RecurrentLayer(torch.autograd.Function):
         directions, steps, total, _ = memory.z.shape
         dh = memory.z.new_zeros(directions, total, memory.state) if dh_n is None else dh_n.clone()
         if isinstance(cell, LSTMCell):
-            empty = memory.z.new_zeros(directions, total, memory.hidden)
-            memory.dc = empty if dc_n is None else dc_n.clone()
-        incoming = None if dy is None else _by_direction(dy, directions, lengths)
-        keeps_dh = ctx.needs_input_grad[8]
-        dstates = memory.z.new_zeros(directions, steps, total, memory.state) if keeps_dh else None
+            zero = memory.z.new_zeros
+            memory.dc = zero(directions, total, memory.hidden) if dc_n is None else dc_n.clone()
+        incoming = None if dy is None else lengths.steps(_by_direction(dy, directions, lengths))
+        dstates = memory.z.new_zeros(directions, steps, total, memory.state) if ctx.needs_input_grad[8] else None
         wants_x = ctx.needs_input_grad[4]
-        transposed = (weights.fused if wants_x else weights.fused[:, ctx.features :]).transpose(1, 2).contiguous()
         skipped = ctx.features if wants_x else 0
-        dinputs = memory.z.new_zeros if lengths.each is not None else memory.z.new_empty
-        back = dinputs(directions, steps if wants_x else 1, total, transposed.shape[2])
+        transposed = weights.fused[:, ctx.features - skipped :].transpose(1, 2).contiguous()
+        new = memory.z.new_zeros if lengths.each is not None else memory.z.new_empty
+        back = new(directions, steps if wants_x else 1, total, transposed.shape[2])
+        rows = lengths.steps(back if wants_x else back.expand(-1, steps, -1, -1))
+        onward = lengths.steps((back if wants_x else back.expand(-1, steps, -1, -1))[..., skipped:])
+        z, running, retreat = lengths.steps(memory.z), lengths.running(dh), cell.backward(memory, lengths)
         passes_by = isinstance(cell, GRUCell)
         for t in range(steps - 1, -1, -1):
-            n = lengths.active[t]
-            z, now = memory.z[:, t, :n], dh[:, :n]
+            now = running[t]
             if incoming is not None:
-                now.add_(incoming[:, t, :n])
+                now.add_(incoming[t])
             if dstates is not None:
-                dstates[:, t, :n] = now
-            into_cell = now if weights.projection is None else torch.bmm(now, weights.projection.transpose(1, 2))
-            cell.backward(into_cell, z, memory, t, n)
-            row = torch.bmm(z, transposed, out=back[:, t if wants_x else 0, :n])
+                dstates[:, t, : now.shape[1]] = now
+            retreat(t, now if weights.projection is None else torch.bmm(now, weights.projection.transpose(1, 2)))
+            torch.bmm(z[t], transposed, out=rows[t])
             if passes_by:
-                now.add_(row[..., skipped:])
+                now.add_(onward[t])
             else:
-                now.copy_(row[..., skipped:])
+                now.copy_(onward[t])
         dx = None
         if wants_x:
             dx = back[0, ..., : ctx.features]
