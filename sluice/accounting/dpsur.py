@@ -158,19 +158,22 @@ def provable_epsilon(
         nothing of the rejected attempts: not their number, not their timing.
 
     Args:
-        max_attempts: the cap on attempts of one release, if there is one; giving up is charged to delta.
+        max_attempts: the cap on attempts of one release, if there is one; giving up is charged to delta and epsilon.
         once: what was released besides, such as feature statistics.
     """
     validate.positive_integer(releases=releases)
     validate.open_fraction(delta=delta)
-    delta_left = delta - _delta_of_giving_up(mechanism, releases=releases, max_attempts=max_attempts)
+    given_up = _probability_of_giving_up(mechanism, max_attempts=max_attempts)
+    delta_left = delta - releases * given_up
     if delta_left <= 0:
         raise InputError(
             f"max_attempts={max_attempts} is not allowed: giving up alone costs more than delta={delta} over "
             f"{releases} releases. Allow more attempts."
         )
     renyi = releases * provable_renyi(mechanism) + classical_renyi(once or dpa.NoOpDpEvent())
-    return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta_left)[0])
+    # What is published is "gave up" or, with probability at least 1 - given_up, exactly what it would have been.
+    cap_cost = -releases * math.log1p(-given_up)
+    return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta_left)[0]) + cap_cost
 
 
 def repeat_and_select_epsilon(
@@ -252,8 +255,8 @@ def _selection(mechanism: Dpsur) -> SelfSelection:
     )
 
 
-def _delta_of_giving_up(mechanism: Dpsur, *, releases: int, max_attempts: int | None) -> float:
+def _probability_of_giving_up(mechanism: Dpsur, *, max_attempts: int | None) -> float:
     if max_attempts is None:
         return 0.0
     validate.positive_integer(max_attempts=max_attempts)
-    return releases * math.exp(max_attempts * math.log1p(-math.exp(mechanism.log_acceptance_min)))
+    return math.exp(max_attempts * math.log1p(-math.exp(mechanism.log_acceptance_min)))

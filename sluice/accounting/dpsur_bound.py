@@ -20,8 +20,8 @@ from scipy.special import logsumexp, ndtr
 _CELL_EDGES = 1 - np.concatenate([np.geomspace(1, 1e-2, 13), [0.0]])
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _TAIL = 12.0
-#: Beyond this the quadrature would need too many panels; the bound is then left to conditioning.
-_LARGEST_SHIFT = 2000.0
+#: Where the quadrature would need more panels than this, the bound is left to conditioning.
+_MOST_PANELS = 500.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class SelfSelection:
 
     def centred_renyi(self, order: float) -> float:
         """Bound by the centred moment (section 8.3), the worse of the two directions; infinite where not evaluated."""
-        if order / self.noise_multiplier > _LARGEST_SHIFT:
+        if order / self.noise_multiplier > _MOST_PANELS * self._panel_width:
             return math.inf
         edges = self.spread**_CELL_EDGES
         lower, upper = edges[:-1], edges[1:]
@@ -117,9 +117,13 @@ class SelfSelection:
         log_x = self._log_density_ratio(nodes)
         return _log_mean_of_largest(order, -log_x, low, high, log_weights + log_x)
 
-    def _quadrature(self, start: float, stop: float, kinks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def _panel_width(self) -> float:
         # The density ratio changes over lengths of 1/mu = sigma, and the normal law over lengths of 1.
-        return _gaussian_quadrature(start, stop, kinks, panel_width=2 * min(1.0, self.noise_multiplier))
+        return 2 * min(1.0, self.noise_multiplier)
+
+    def _quadrature(self, start: float, stop: float, kinks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return _gaussian_quadrature(start, stop, kinks, panel_width=self._panel_width)
 
     def _log_density_ratio(self, nodes: np.ndarray) -> np.ndarray:
         mu = 1 / self.noise_multiplier
