@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -97,8 +97,14 @@ def download(
 
 
 def _fetch(file: DataFile, url: str, target: Path, timeout: tuple[float, float]) -> None:
-    with _progress(file, url) as bar, replaced_atomically(target) as temporary:
-        fetch = pooch.HTTPDownloader(progressbar=_Meter(bar, file), chunk_size=CHUNK_BYTES, timeout=timeout)
+    with _progress(file, url) as bar, replaced_atomically(target) as temporary, ExitStack() as connections:
+        fetch = pooch.HTTPDownloader(
+            progressbar=_Meter(bar, file),
+            chunk_size=CHUNK_BYTES,
+            timeout=timeout,
+            # Pooch leaves the connection of a failed transfer open, so each response is closed here.
+            hooks={"response": lambda response, *_, **__: connections.enter_context(response)},
+        )
         try:
             fetch(url, str(temporary), None)
         except requests.HTTPError as error:

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ WHOLE_KEYS = ("x", "y")
 SPLIT_SEED = 0
 MOST_CLASSES = 65_536
 CHANNELS = (1, 3, 4)
+# What numpy and zipfile raise on files that are cut off, altered or something else altogether.
+UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
 class DatasetExamples(Examples):
@@ -154,30 +156,39 @@ def _identity(inputs: Tensor) -> Tensor:
 def _read(path: Path) -> dict[str, np.ndarray]:
     if path.is_dir():
         wanted = {name: path / f"{name}.npy" for name in (*WHOLE_KEYS, *SPLIT_KEYS)}
-        arrays = {name: _load(file) for name, file in wanted.items() if file.exists()}
+        arrays = {name: _npy(file) for name, file in wanted.items() if file.exists()}
         _require_keys(path, arrays.keys(), "files", ".npy")
         return arrays
     if path.suffix != ".npz":
         raise InputError(f"{path} is not allowed as data: give a .npz file, or a folder with x.npy and y.npy.")
-    opened = _load(path)
-    if not isinstance(opened, np.lib.npyio.NpzFile):
-        raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez(path, x=..., y=...).")
-    with opened:
-        _require_keys(path, opened.files, "arrays", "")
-        return {name: _member(path, opened, name) for name in (*WHOLE_KEYS, *SPLIT_KEYS) if name in opened.files}
+    with path.open("rb") as stream:
+        opened = _load(path, stream)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez(path, x=..., y=...).")
+        with opened:
+            _require_keys(path, opened.files, "arrays", "")
+            return {name: _member(path, opened, name) for name in (*WHOLE_KEYS, *SPLIT_KEYS) if name in opened.files}
 
 
-def _load(path: Path) -> Any:
+def _npy(path: Path) -> np.ndarray:
+    with path.open("rb") as stream:
+        array = _load(path, stream)
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path} is not a .npy file. Write it with numpy.save.")
+    return array
+
+
+def _load(path: Path, stream: IO[bytes]) -> Any:
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        return np.load(stream, allow_pickle=False)
+    except UNREADABLE as error:
         raise DataError(_unreadable(path, error)) from error
 
 
 def _member(path: Path, opened: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
         return opened[name]
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataError(_unreadable(f"{path}[{name}]", error)) from error
 
 

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from sluice.data import TensorExamples, hold_out, standardised, to_float
+from sluice.errors import InputError
+
+
+def examples(count: int) -> TensorExamples:
+    """Record i holds the number i in every pixel and has label i."""
+    images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, 2, 2).clone()
+    return TensorExamples(images, torch.arange(count), to_float)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda i: np.array(i, dtype=np.int32)])
+def test_batches_are_read_by_any_row_of_numbers(kind: Any) -> None:
+    x, y = examples(10).batch(kind([7, 2, 7]))
+    assert y.tolist() == [7, 2, 7]
+    assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (3, 3, 2, 2))
+    torch.testing.assert_close(x[:, 0, 0, 0], torch.tensor([7, 2, 7]) / 255)
+
+
+@pytest.mark.parametrize("nothing", [[], np.array([]), torch.tensor([]), torch.tensor([], dtype=torch.int64)])
+def test_an_empty_batch_has_the_right_shape(nothing: Any) -> None:
+    x, y = examples(4).batch(nothing)
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((0, 3, 2, 2), torch.float32, (0,), torch.int64)
+
+
+@pytest.mark.parametrize("wrong", [[-1], [10], [0.5], [[1, 2]], torch.tensor([True, False])])
+def test_indices_that_make_no_sense_are_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="indices"):
+        examples(10).batch(wrong)
+
+
+def test_it_is_a_torch_data_set() -> None:
+    data = examples(7)
+    x, y = data[-1]
+    assert (x.shape, int(y)) == ((3, 2, 2), 6)
+    assert len(list(data)) == 7
+    batches = list(DataLoader(data, batch_size=3))
+    assert [labels.tolist() for _, labels in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([inputs for inputs, _ in batches]), data.batch(range(7))[0])
+    assert data.input_shape == (3, 2, 2)
+    assert data.to("cpu").inputs.dtype == torch.uint8
+
+
+def test_inputs_and_labels_must_be_equally_many() -> None:
+    with pytest.raises(InputError, match="equally many"):
+        TensorExamples(torch.zeros(3, 2), torch.zeros(2), to_float)
+
+
+def test_standardising_uses_the_constants_of_imagenet() -> None:
+    x = standardised(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten()
+    torch.testing.assert_close(x, torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]))
+
+
+@given(st.integers(2, 200), st.floats(0.01, 0.99), st.integers(0, 2**32 - 1))
+def test_holding_out_puts_every_record_into_one_part(count: int, fraction: float, seed: int) -> None:
+    held_count = round(count * fraction)
+    if not 0 < held_count < count:
+        with pytest.raises(InputError, match="fraction="):
+            hold_out(examples(count), fraction, seed)
+        return
+    train, held = hold_out(examples(count), fraction, seed)
+    assert len(held) == held_count
+    assert sorted(train.labels.tolist() + held.labels.tolist()) == list(range(count))
+    again, _ = hold_out(examples(count), fraction, seed)
+    assert torch.equal(train.labels, again.labels)
+    x, y = train.batch(range(len(train)))
+    torch.testing.assert_close(x[:, 0, 0, 0] * 255, y.to(torch.float32))
+
+
+def test_the_seed_decides_and_stays_the_same_for_ever() -> None:
+    assert hold_out(examples(10), 0.3, 0)[1].labels.tolist() == [2, 4, 8]
+    assert hold_out(examples(10), 0.3, 1)[1].labels.tolist() != [2, 4, 8]
+
+
+def test_which_records_are_held_out_does_not_depend_on_what_they_hold() -> None:
+    other = TensorExamples(torch.full((50, 1), 9.0), torch.zeros(50), to_float)
+    marked = TensorExamples(torch.arange(50.0)[:, None], torch.arange(50) % 2, to_float)
+    assert len(hold_out(other, 0.2, 3)[1]) == len(hold_out(marked, 0.2, 3)[1]) == 10
+    rows = hold_out(marked, 0.2, 3)[1].inputs[:, 0]
+    assert rows.tolist() == hold_out(examples(50), 0.2, 3)[1].labels.tolist()
+
+
+@pytest.mark.parametrize("arguments", [(0.0, 1), (1.0, 1), (float("nan"), 1), (0.5, -1), (0.5, 1.5), (0.5, True)])
+def test_holding_out_refuses_wrong_arguments(arguments: Any) -> None:
+    with pytest.raises(InputError, match=r"fraction=|seed="):
+        hold_out(examples(10), *arguments)
