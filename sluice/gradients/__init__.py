@@ -1,6 +1,7 @@
 """Per-sample gradient norms and weighted sums, in one backward pass. See docs/gradients.md."""
 
 from sluice.gradients import attention as _attention  # noqa: F401  (registers its rules, like those below)
+from sluice.gradients import convolution as _convolution  # noqa: F401
 from sluice.gradients import embedding as _embedding  # noqa: F401
 from sluice.gradients import linear as _linear  # noqa: F401
 from sluice.gradients import normalisation as _normalisation  # noqa: F401

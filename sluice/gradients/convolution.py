@@ -231,7 +231,7 @@ def _geometry(module: Any, *, image: tuple[int, ...], maps: tuple[int, ...], cha
     )
 
 
-for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-    register(_kind, ConvolutionRule())
-for _kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-    register(_kind, TransposedConvolutionRule())
+for _plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    register(_plain, ConvolutionRule())
+for _transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+    register(_transposed, TransposedConvolutionRule())
