@@ -1,0 +1,127 @@
+"""The mechanism: everything public about a run, and the only thing an accountant ever reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
+
+from sluice import serial, validate
+from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
+from sluice.errors import InputError
+from sluice.gate import Gate
+from sluice.gate_description import gate_from_dict, gate_to_dict
+from sluice.scaling import ScalingRule, scaling_from_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """What a run promises to do. No performance option is here, and nothing here is sensitive.
+
+    Attributes:
+        sample_rate: probability with which each record is in a batch, independently [q].
+        expected_batch_size: the public constant that sums are divided by. Usually sample_rate times the number of
+            records, rounded or not; it is never recomputed from the data.
+        scaling: from norms to weights; carries the sensitivity.
+        noise_multiplier: standard deviation of a release's noise over the sensitivity [sigma].
+        releases: how many updates are released at most [T].
+        gate: which attempts are released; None for all of them, which is plain DP-SGD.
+        preparation: noise multipliers of Gaussian releases made before training from the same records, for instance
+            private statistics of features. Each is composed with the run.
+    """
+
+    sample_rate: float
+    expected_batch_size: float
+    scaling: ScalingRule
+    noise_multiplier: float
+    releases: int
+    gate: Gate | None = None
+    preparation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.fraction(sample_rate=self.sample_rate)
+        validate.positive(expected_batch_size=self.expected_batch_size, noise_multiplier=self.noise_multiplier)
+        validate.positive_integer(releases=self.releases)
+        for multiplier in self.preparation:
+            validate.positive(preparation=multiplier)
+        if self.gate is not None:
+            if self.gate.reference_noise is None:
+                raise InputError(
+                    "gate.reference_noise=None is not allowed in a mechanism: give a number, or calibrate first."
+                )
+            _ = self.gate.acceptance  # refuses a gate whose noise is not set
+
+    @property
+    def provable(self) -> bool:
+        """Whether the accountants' numbers are proved for this mechanism. If not they are only "claimed"."""
+        return self.gate is None or self.gate.provable
+
+    @property
+    def release_event(self) -> DpEvent:
+        """The event of one release."""
+        if self.gate is None:
+            return plain_release(sampling_probability=self.sample_rate, noise_multiplier=self.noise_multiplier)
+        reference_noise = self.gate.reference_noise
+        return SelectiveReleaseDpEvent(
+            sampling_probability=self.sample_rate,
+            noise_multiplier=self.noise_multiplier,
+            acceptance=self.gate.acceptance,
+            reference_noise_multiplier=math.inf if reference_noise is None else reference_noise,
+            max_attempts=self.gate.max_attempts,
+        )
+
+    def event_after(self, releases: int) -> DpEvent:
+        """The event of a run that made this many releases, preparation included."""
+        if not isinstance(releases, int) or not 0 <= releases <= self.releases:
+            raise InputError(
+                f"releases={releases!r} is not allowed: it must be a whole number in 0 .. {self.releases}."
+            )
+        events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.preparation]
+        if releases:
+            events.append(SelfComposedDpEvent(self.release_event, releases))
+        return ComposedDpEvent(events)
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The event of the whole run."""
+        return self.event_after(self.releases)
+
+    def with_releases(self, releases: int) -> Mechanism:
+        return replace(self, releases=releases)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for strict JSON; ``from_dict`` gives an equal mechanism back."""
+        return {
+            "sample_rate": self.sample_rate,
+            "expected_batch_size": self.expected_batch_size,
+            "scaling": self.scaling.to_dict(),
+            "noise_multiplier": self.noise_multiplier,
+            "releases": self.releases,
+            "gate": None if self.gate is None else gate_to_dict(self.gate),
+            "preparation": list(self.preparation),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Mechanism:
+        serial.require_keys(
+            data,
+            what="mechanism",
+            required=("sample_rate", "expected_batch_size", "scaling", "noise_multiplier", "releases"),
+            optional=("gate", "preparation"),
+        )
+        preparation = data.get("preparation", [])
+        if not isinstance(preparation, list | tuple):
+            raise InputError(f"preparation={preparation!r} is not allowed: it must be a list of noise multipliers.")
+        gate = data.get("gate")
+        return cls(
+            sample_rate=data["sample_rate"],
+            expected_batch_size=data["expected_batch_size"],
+            scaling=scaling_from_dict(data["scaling"]),
+            noise_multiplier=data["noise_multiplier"],
+            releases=data["releases"],
+            gate=None if gate is None else gate_from_dict(gate),
+            preparation=tuple(preparation),
+        )

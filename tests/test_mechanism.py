@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.accounting.events import SelectiveReleaseDpEvent
+from sluice.errors import InputError
+from sluice.gate import ClippingBiasGate, CoinGate
+from sluice.gate_description import StatedGate, gate_from_dict, gate_to_dict
+from sluice.mechanism import Mechanism
+from sluice.scaling import Clip, GlobalScaling
+
+GATE = ClippingBiasGate(gate_noise=2.5, reference_noise=10.0, small_norm=8.0)
+PLAIN = Mechanism(
+    sample_rate=0.01, expected_batch_size=600.0, scaling=Clip(max_grad_norm=1.0), noise_multiplier=1.5, releases=100
+)
+SELECTIVE = replace(PLAIN, gate=GATE, scaling=GlobalScaling(bound=8.0))
+
+
+def test_without_a_gate_it_is_the_sampled_gaussian():
+    assert PLAIN.release_event == PoissonSampledDpEvent(0.01, GaussianDpEvent(1.5))
+    assert PLAIN.dp_event == ComposedDpEvent([SelfComposedDpEvent(PLAIN.release_event, 100)])
+
+
+def test_with_a_gate_the_event_holds_what_the_gate_states():
+    event = SELECTIVE.release_event
+    assert isinstance(event, SelectiveReleaseDpEvent)
+    assert event.acceptance == GATE.acceptance
+    assert event.reference_noise_multiplier == 10.0
+    assert SELECTIVE.provable
+    assert not replace(SELECTIVE, gate=replace(GATE, hidden_reference=True)).provable
+
+
+def test_preparation_is_composed_with_the_releases():
+    events = replace(PLAIN, preparation=(8.0, 8.0)).event_after(3).events
+    assert events[:2] == [GaussianDpEvent(8.0), GaussianDpEvent(8.0)]
+    assert events[2].count == 3
+    assert PLAIN.event_after(0) == ComposedDpEvent([])
+
+
+@given(
+    rate=st.floats(1e-6, 1), noise=st.floats(0.1, 50), gate_noise=st.floats(0.1, 9), reference=st.floats(0.5, math.inf)
+)
+def test_round_trip_through_json(rate, noise, gate_noise, reference):
+    gate = replace(GATE, gate_noise=gate_noise, reference_noise=reference, max_attempts=1000)
+    for chosen in (None, gate, CoinGate(probability=0.4)):
+        mechanism = replace(PLAIN, sample_rate=rate, noise_multiplier=noise, gate=chosen, preparation=(4.0,))
+        again = Mechanism.from_dict(json.loads(json.dumps(mechanism.to_dict(), allow_nan=False)))
+        assert again == mechanism
+        assert again.dp_event == mechanism.dp_event
+
+
+def test_a_gate_of_ones_own_is_kept_by_what_it_states():
+    class Own(ClippingBiasGate):
+        pass
+
+    own = Own(gate_noise=1.0, reference_noise=5.0, small_norm=1.0)
+    again = gate_from_dict(json.loads(json.dumps(gate_to_dict(own))))
+    assert isinstance(again, StatedGate)
+    assert (again.acceptance, again.reference_noise, again.provable) == (own.acceptance, 5.0, True)
+    with pytest.raises(InputError, match="give make_private the gate object"):
+        again.first_reference()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sample_rate": 0.0}, "sample_rate=0.0 is not allowed"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 is not allowed"),
+        ({"releases": 0}, "releases=0 is not allowed"),
+        ({"releases": 1.5}, "releases=1.5 is not allowed"),
+        ({"expected_batch_size": 0.0}, "expected_batch_size=0.0 is not allowed"),
+        ({"preparation": (0.0,)}, "preparation=0.0 is not allowed"),
+        ({"gate": ClippingBiasGate()}, "reference_noise=None is not allowed"),
+        ({"gate": ClippingBiasGate(reference_noise=5.0)}, "gate_noise=None is not allowed"),
+    ],
+)
+def test_bad_values_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        replace(PLAIN, **change)
+
+
+def test_unknown_keys_and_gates_are_refused():
+    with pytest.raises(InputError, match="unknown keys seed"):
+        Mechanism.from_dict({**PLAIN.to_dict(), "seed": 1})
+    with pytest.raises(InputError, match="gate='open' is not allowed"):
+        Mechanism.from_dict({**PLAIN.to_dict(), "gate": {"gate": "open"}})
+    with pytest.raises(InputError, match="releases=101 is not allowed"):
+        PLAIN.event_after(101)
