@@ -46,11 +46,13 @@ class Recording:
 
     Attributes:
         by_hooks: derivatives arrive by an ordinary ``loss.backward()`` instead of `backward`.
+        scale: what these have to be multiplied with: the batch size, where the loss is a mean over the batch.
     """
 
     batch_size: int
     parameters: frozenset[Tensor]
     by_hooks: bool = False
+    scale: float = 1.0
     contributions: list[Contribution] = field(default_factory=list)
     _taps: list[Tap] = field(default_factory=list)
     _edges: list[GradientEdge] = field(default_factory=list)
@@ -67,7 +69,7 @@ class Recording:
         tap = Tap(z.shape, z.dtype, z.device)
         self._taps.append(tap)
         if self.by_hooks:
-            z.register_hook(partial(_bind_once, tap))
+            z.register_hook(partial(_bind_once, tap, self.scale))
         else:
             self._edges.append(get_gradient_edge(z))
         return z, tap
@@ -77,7 +79,7 @@ class Recording:
         tap = Tap(leaf.shape, leaf.dtype, leaf.device)
         self._taps.append(tap)
         if self.by_hooks:
-            leaf.register_hook(partial(_bind_once, tap))
+            leaf.register_hook(partial(_bind_once, tap, self.scale))
         else:
             self._edges.append(get_gradient_edge(leaf))
         return tap
@@ -98,6 +100,11 @@ class Recording:
         self._calls[name] = index + 1
         return index
 
+    @property
+    def reached(self) -> bool:
+        """Whether a backward pass has come to any tap."""
+        return any(tap.bound for tap in self._taps)
+
     def backward(self, total: Tensor) -> None:
         """Find the derivative of ``total`` at every tap, in one backward pass that computes no weight gradient."""
         if self._edges and total.requires_grad:
@@ -115,13 +122,13 @@ class Recording:
                 )
 
 
-def _bind_once(tap: Tap, gradient: Tensor) -> None:
+def _bind_once(tap: Tap, scale: float, gradient: Tensor) -> None:
     if tap.bound:
         raise InputError(
             "backward() ran twice through one forward pass. Per-sample gradients are read from the first; call the "
             "model again before the next backward()."
         )
-    tap.bind(gradient)
+    tap.bind(gradient if scale == 1.0 else gradient * scale)
 
 
 class Watch:

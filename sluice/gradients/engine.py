@@ -76,7 +76,7 @@ class PerSampleGradients:
         if size == 0:
             return
         refuse_mixing(self.module)
-        self._prepare(x)
+        self.prepare(x)
         step = self.options.chunk_size or self._chunk_size(size)
         for start in range(0, size, step):
             samples = slice(start, min(start + step, size))
@@ -106,7 +106,8 @@ class PerSampleGradients:
     def _chunk_size(self, size: int) -> int:
         return min(size, 128)
 
-    def _prepare(self, x: Any) -> None:
+    def prepare(self, x: Any) -> None:
+        """Learn, from the first batch, where samples are, and check on two of them that the gradients are right."""
         if not self._prepared:
             self._axes.update(batch_axes(self.module, self._units, x))
             if self.options.verify:
@@ -121,6 +122,20 @@ class PerSampleGradients:
             total = self._total(loss(output, y), size)
         recording.backward(total)
         return self._chunk(recording, samples=samples, keep=keep)
+
+    def recording(self, size: int, *, by_hooks: bool = False) -> Recording:
+        """An empty record of a forward pass over this many samples."""
+        scale = float(size) if by_hooks and self._reduction == "mean" else 1.0
+        return Recording(batch_size=size, parameters=self._parameters, by_hooks=by_hooks, scale=scale)
+
+    def begin(self, recording: Recording) -> Callable[[], None]:
+        """Start recording a forward pass; the returned function ends it."""
+        refuse_mixing(self.module)
+        return self._watch.begin(recording)
+
+    def chunk_of(self, recording: Recording) -> Chunk:
+        """What was recorded, after the backward pass."""
+        return self._chunk(recording, samples=slice(0, recording.batch_size), keep=True)
 
     def _chunk(self, recording: Recording, *, samples: slice, keep: bool) -> Chunk:
         return Chunk(

@@ -1,0 +1,112 @@
+"""Per-sample gradients in an ordinary loop: ``model(x)``, ``loss.backward()``, and then `LoopCapture.collect`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from sluice.errors import InputError
+from sluice.gradients.capture import Recording
+from sluice.gradients.chunk import Chunk
+from sluice.gradients.engine import PerSampleGradients
+from sluice.gradients.trees import batch_size, leaves_in
+
+
+class LoopCapture:
+    """Records the one forward pass that a piece of a batch is allowed, whoever calls the model.
+
+    The model is watched by process-wide hooks that look only for it; nothing is stored on it. Calls in evaluation mode
+    or under ``torch.no_grad()`` are let through untouched.
+
+    Guarantee:
+        `collect` returns the per-sample gradients of exactly the piece that `expect` announced, or raises. Using a
+        piece twice, or other data in its place, is refused.
+    """
+
+    def __init__(self, gradients: PerSampleGradients) -> None:
+        self._gradients = gradients
+        self._expected: int | None = None
+        self._recording: Recording | None = None
+        self._end: Callable[[], None] | None = None
+        self._preparing = False
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        if not self._handles:
+            self._handles = [
+                register_module_forward_pre_hook(self._before),
+                register_module_forward_hook(self._after, always_call=True),
+            ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.expect(None)
+
+    def expect(self, rows: int | None) -> None:
+        """Announce a piece of this many records, for one forward and one backward pass; None for no piece."""
+        self._expected = rows
+        self._recording = None
+
+    def collect(self) -> Chunk:
+        """The gradients of the piece, after its backward pass."""
+        recording, rows = self._recording, self._expected
+        if rows is None:
+            raise InputError(
+                "optimizer.step() was called without a new batch: each batch of the loader allows one step. Take the "
+                "next batch from the loader, call the model and loss.backward(), then step()."
+            )
+        if recording is None:
+            raise InputError(
+                "optimizer.step() saw no forward pass of the private module for this batch. Call the module that "
+                "make_private returned (not a copy or a wrapper of another one), in training mode and with grad enabled."
+            )
+        if not recording.reached:
+            raise InputError("optimizer.step() was called before loss.backward(): call backward() on the loss first.")
+        self.expect(None)
+        return self._gradients.chunk_of(recording)
+
+    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
+            return
+        if self._expected is None:
+            raise InputError(
+                "the private module was called in training mode outside a step. To evaluate, call model.eval() and use "
+                "torch.no_grad(); to train, call it once for each batch of the loader."
+            )
+        if self._recording is not None:
+            raise InputError(
+                "the private module was called a second time for one batch, so that a record could count twice. Call it "
+                "once for each batch; evaluate with model.eval() and torch.no_grad()."
+            )
+        if not leaves_in(inputs, {}):
+            raise InputError(
+                "the private module was called with keywords only: give the batch as positional arguments."
+            )
+        rows = batch_size(inputs)
+        if rows != self._expected:
+            raise InputError(
+                f"the private module was called with {rows} records where the loader's batch has another number: call it "
+                "with the batch that the loader gave, as a whole."
+            )
+        self._preparing = True
+        try:
+            self._gradients.prepare(inputs)
+        finally:
+            self._preparing = False
+        self._recording = self._gradients.recording(rows, by_hooks=True)
+        self._end = self._gradients.begin(self._recording)
+
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if module is self._gradients.module and self._end is not None:
+            end, self._end = self._end, None
+            end()
+
+    def _is_training_step(self, module: nn.Module) -> bool:
+        return module.training and torch.is_grad_enabled()
