@@ -18,9 +18,9 @@ from sluice.gradients.recurrent_cells import (
     LSTMCell,
     Memory,
     PlainCell,
-    RecurrentLayer,
     Weights,
 )
+from sluice.gradients.recurrent_layer import RecurrentLayer
 from sluice.gradients.recurrent_weights import FusedContribution, FusedGradients, SortedBatch, pick
 from sluice.gradients.rules import Call, Rule, register
 
@@ -74,38 +74,25 @@ class RecurrentRule(Rule):
         result = RecurrentLayer.apply(cell, weights, batch.lengths, memory, x, *first, offset, projection)
         for direction, suffix in enumerate(suffixes):
             shared = FusedGradients(tap, direction, memory, cell, here, call.options.kept_bytes)
-            for state, name in ((False, "ih"), (True, "hh")):
-                _contribute(module, suffix, name, state, shared, tap, direction, here, call)
+            for state in (False, True):
+                _contribute(module, suffix, state, shared, tap, steps, call)
             if state_tap is not None:
                 _contribute_projection(module, suffix, state_tap, direction, memory, here, call)
         return result
 
 
 def _contribute(
-    module: Any,
-    suffix: str,
-    name: str,
-    state: bool,
-    shared: FusedGradients,
-    tap: Tap,
-    direction: int,
-    batch: SortedBatch,
-    call: Call,
+    module: Any, suffix: str, state: bool, shared: FusedGradients, tap: Tap, steps: int, call: Call
 ) -> None:
+    name = "hh" if state else "ih"
     weight, bias = getattr(module, f"weight_{name}{suffix}"), getattr(module, f"bias_{name}{suffix}", None)
-    columns, to_original = shared.columns(state), batch.to_original
     if call.trainable(weight):
-        outputs, inputs = weight.shape
-        gram = call.strategy == "gram" or (
-            call.strategy == "auto" and gram_is_cheaper(batch.x.shape[0], outputs, inputs)
-        )
+        by_gram = call.strategy == "gram" or (call.strategy == "auto" and gram_is_cheaper(steps, *weight.shape))
         call.contribute(
-            shared.as_linear(weight, state, "gram") if gram else FusedContribution(weight, shared, state=state)
+            shared.as_linear(weight, state, "gram") if by_gram else FusedContribution(weight, shared, state=state)
         )
     if bias is not None and call.trainable(bias):
-        call.contribute(
-            ExplicitContribution(bias, tap, lambda d: pick(d[direction].sum(0), to_original).index_select(1, columns))
-        )
+        call.contribute(ExplicitContribution(bias, tap, lambda _: shared.bias_gradients(state)))
 
 
 def _contribute_projection(
@@ -140,25 +127,25 @@ def _cell(module: Any) -> Cell:
 
 def _weights(module: Any, cell: Cell, suffixes: list[str]) -> Weights:
     hidden = module.hidden_size
-    fused, bias, projection = [], [], []
-    for suffix in suffixes:
-        w_ih, w_hh = (getattr(module, f"weight_{name}{suffix}").detach() for name in ("ih", "hh"))
-        split = w_ih.shape[1]
-        weight = w_ih.new_zeros(split + w_hh.shape[1], cell.gates * hidden)
-        offset = w_ih.new_zeros(1, cell.gates * hidden)
-        parts = (("ih", slice(0, split), cell.input_order), ("hh", slice(split, None), cell.state_order))
+    first, second = (getattr(module, f"weight_{name}{suffixes[0]}") for name in ("ih", "hh"))
+    split, width = first.shape[1], cell.gates * hidden
+    fused = first.new_zeros(len(suffixes), split + second.shape[1], width)
+    bias = first.new_zeros(len(suffixes), 1, width)
+    parts = (("ih", slice(0, split), cell.input_order), ("hh", slice(split, None), cell.state_order))
+    for direction, suffix in enumerate(suffixes):
         for name, rows, order in parts:
-            columns = cell.columns(order, hidden, w_ih.device)
-            weight[rows].index_copy_(1, columns, getattr(module, f"weight_{name}{suffix}").detach().t())
-            if module.bias:
-                offset.index_add_(1, columns, getattr(module, f"bias_{name}{suffix}").detach().unsqueeze(0))
-        fused.append(weight)
-        bias.append(offset)
-        if getattr(module, "proj_size", 0):
-            projection.append(getattr(module, f"weight_hr{suffix}").detach().t())
-    return Weights(
-        fused=torch.stack(fused), bias=torch.stack(bias), projection=torch.stack(projection) if projection else None
-    )
+            weight = getattr(module, f"weight_{name}{suffix}").detach().t()
+            shift = getattr(module, f"bias_{name}{suffix}").detach() if module.bias else None
+            for theirs, ours in enumerate(order):
+                source = slice(theirs * hidden, (theirs + 1) * hidden)
+                target = slice(ours * hidden, (ours + 1) * hidden)
+                fused[direction, rows, target] = weight[:, source]
+                if shift is not None:
+                    bias[direction, 0, target] += shift[source]
+    projection = None
+    if getattr(module, "proj_size", 0):
+        projection = torch.stack([getattr(module, f"weight_hr{suffix}").detach().t() for suffix in suffixes])
+    return Weights(fused=fused, bias=bias, projection=projection)
 
 
 def _sorted_batch(module: Any, source: Any, call: Call) -> SortedBatch:

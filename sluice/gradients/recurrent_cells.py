@@ -1,4 +1,4 @@
-"""Recurrent layers as one autograd function that gives back pre-activation gradients and no weight gradients.
+"""One step of an LSTM, GRU or plain recurrent cell, forward and backward, in place on buffers that hold all steps.
 
 Everything is time-major with the directions of a layer stacked in front, ``[directions, time, n, features]``; the
 backward direction has its time reversed on entry, for each sample at its own length. Input and previous state lie
@@ -13,12 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from sluice.errors import InputError
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -211,15 +208,25 @@ class PlainCell(Cell):
 
     def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
         z, h = lengths.steps(memory.z), lengths.steps(memory.h, 1)
-        if self.relu:
-            return lambda t: torch.clamp(z[t], min=0, out=h[t])
-        return lambda t: torch.tanh(z[t], out=h[t])
+
+        def step(t: int) -> None:
+            if self.relu:
+                torch.clamp(z[t], min=0, out=h[t])
+            else:
+                torch.tanh(z[t], out=h[t])
+
+        return step
 
     def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
         z, h = lengths.steps(memory.z), lengths.steps(memory.h, 1)
-        if self.relu:
-            return lambda t, dh: _relu_backward(dh, h[t], 0, grad_input=z[t])
-        return lambda t, dh: _tanh_backward(dh, h[t], grad_input=z[t])
+
+        def step(t: int, dh: Tensor) -> None:
+            if self.relu:
+                _relu_backward(dh, h[t], 0, grad_input=z[t])
+            else:
+                _tanh_backward(dh, h[t], grad_input=z[t])
+
+        return step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,107 +255,29 @@ class Lengths:
         """The part of one buffer ``[directions, n, features]``, used again by every step, that each step sees."""
         return [buffer] * len(self.active) if self.each is None else [buffer[:, :n] for n in self.active]
 
-    def reversed(self, x: Tensor) -> Tensor:
-        """x ``[time, n, features]`` with each sample's own steps in reverse order; its padding stays where it is."""
+    def add_reversed(self, target: Tensor, source: Tensor) -> None:
+        """Add to ``[time, n, features]`` another with each sample's own steps in reverse order, padding in place."""
         if self.each is None:
-            return x.flip(0)
-        steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+            torch._foreach_add_(target.unbind(0), source.unbind(0)[::-1])
+        else:
+            target += self._gathered(source)
+
+    def copy_reversed(self, target: Tensor, source: Tensor) -> None:
+        """The same, overwriting the target."""
+        if self.each is None:
+            torch._foreach_copy_(target.unbind(0), source.unbind(0)[::-1])
+        else:
+            target.copy_(self._gathered(source))
+
+    def _gathered(self, source: Tensor) -> Tensor:
+        assert self.each is not None
+        steps = torch.arange(source.shape[0], device=source.device).unsqueeze(1)
         mirrored = self.each - 1 - steps
         index = torch.where(mirrored >= 0, mirrored, steps)
-        return x.gather(0, index.unsqueeze(2).expand_as(x))
+        return source.gather(0, index.unsqueeze(2).expand_as(source))
 
     def last(self, states: Tensor) -> Tensor:
         """The state after each sample's own last step, from ``[directions, time + 1, n, features]``."""
         if self.each is None:
             return states[:, -1].clone()
         return states[:, self.each, torch.arange(self.each.shape[0], device=states.device)]
-
-
-class RecurrentLayer(torch.autograd.Function):
-    """``y, h_n, c_n`` of one layer (c_n is empty unless it is an LSTM).
-
-    ``offset`` stands for a zero that is added to the pre-activations: its gradient is the pre-activation gradient,
-    ``[directions, time, n, gates * hidden]``. ``state_offset`` is the same for the projected states of an LSTM.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        cell: Cell,
-        weights: Weights,
-        lengths: Lengths,
-        memory: Memory,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        offset: Tensor,
-        state_offset: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        features, directions = x.shape[2], weights.fused.shape[0]
-        memory.inputs[0, :-1, :, :features] = x
-        if directions == 2:
-            memory.inputs[1, :-1, :, :features] = lengths.reversed(x)
-        memory.inputs[:, -1, :, :features] = 0
-        memory.h[:, 0] = h0
-        if isinstance(cell, LSTMCell):
-            memory.c[:, 0] = c0
-        z, inputs, advance = lengths.steps(memory.z), lengths.steps(memory.inputs), cell.forward(memory, lengths)
-        for t in range(len(lengths.active)):
-            torch.baddbmm(weights.bias, inputs[t], weights.fused, out=z[t])
-            advance(t)
-        ctx.cell, ctx.weights, ctx.lengths, ctx.memory, ctx.features = cell, weights, lengths, memory, features
-        states = memory.h[:, 1:]
-        y = states[0].clone() if directions == 1 else torch.cat([states[0], lengths.reversed(states[1])], -1)
-        c_n = lengths.last(memory.c) if isinstance(cell, LSTMCell) else x.new_empty(0)
-        return y, lengths.last(memory.h), c_n
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        cell, weights, lengths, memory = ctx.cell, ctx.weights, ctx.lengths, ctx.memory
-        if memory.spent:
-            raise InputError("A recorded recurrent layer can be differentiated once; run the forward pass again.")
-        memory.spent = True
-        dy, dh_n, dc_n = gradients
-        directions, steps, total, _ = memory.z.shape
-        dh = memory.z.new_zeros(directions, total, memory.state) if dh_n is None else dh_n.clone()
-        if isinstance(cell, LSTMCell):
-            zero = memory.z.new_zeros
-            memory.dc = zero(directions, total, memory.hidden) if dc_n is None else dc_n.clone()
-        incoming = None if dy is None else lengths.steps(_by_direction(dy, directions, lengths))
-        dstates = memory.z.new_zeros(directions, steps, total, memory.state) if ctx.needs_input_grad[8] else None
-        wants_x = ctx.needs_input_grad[4]
-        skipped = ctx.features if wants_x else 0
-        transposed = weights.fused[:, ctx.features - skipped :].transpose(1, 2).contiguous()
-        new = memory.z.new_zeros if lengths.each is not None else memory.z.new_empty
-        back = new(directions, steps if wants_x else 1, total, transposed.shape[2])
-        rows = lengths.steps(back if wants_x else back.expand(-1, steps, -1, -1))
-        onward = lengths.steps((back if wants_x else back.expand(-1, steps, -1, -1))[..., skipped:])
-        z, running, retreat = lengths.steps(memory.z), lengths.running(dh), cell.backward(memory, lengths)
-        passes_by = isinstance(cell, GRUCell)
-        for t in range(steps - 1, -1, -1):
-            now = running[t]
-            if incoming is not None:
-                now.add_(incoming[t])
-            if dstates is not None:
-                dstates[:, t, : now.shape[1]] = now
-            retreat(t, now if weights.projection is None else torch.bmm(now, weights.projection.transpose(1, 2)))
-            torch.bmm(z[t], transposed, out=rows[t])
-            if passes_by:
-                now.add_(onward[t])
-            else:
-                now.copy_(onward[t])
-        dx = None
-        if wants_x:
-            dx = back[0, ..., : ctx.features]
-            if directions == 2:
-                dx = dx + lengths.reversed(back[1, ..., : ctx.features])
-        dc = memory.dc if isinstance(cell, LSTMCell) else None
-        return None, None, None, None, dx, dh, dc, memory.z, dstates
-
-
-def _by_direction(dy: Tensor, directions: int, lengths: Lengths) -> Tensor:
-    if directions == 1:
-        return dy.unsqueeze(0)
-    forward, backward = dy.chunk(2, -1)
-    return torch.stack([forward, lengths.reversed(backward)])

@@ -54,6 +54,7 @@ class FusedGradients:
         self._batch = batch
         self._kept_bytes = kept_bytes
         self._d: Tensor | None = None
+        self._summed: Tensor | None = None
         self._kept: Tensor | None = None
         self._norms: dict[bool, Tensor] | None = None
         self._sum: tuple[Tensor, Tensor] | None = None
@@ -131,6 +132,12 @@ class FusedGradients:
         if self._kept is not None:
             self._kept = zero_rows(self._kept, mask)
         self._norms = self._sum = None
+
+    def bias_gradients(self, state: bool) -> Tensor:
+        """Per-sample gradients of ``bias_ih`` or ``bias_hh``, in the batch's order of samples."""
+        if self._summed is None:
+            self._summed = pick(self._tap.gradient[self._direction].sum(0), self._batch.to_original)
+        return self._summed.index_select(1, self.columns(state))
 
     def as_linear(self, parameter: Tensor, state: bool, strategy: str) -> LinearContribution:
         """The same gradients as those of an ordinary linear map over time."""
