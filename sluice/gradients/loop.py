@@ -54,6 +54,13 @@ class LoopCapture:
         self._expected = rows
         self._recording = None
 
+    def require_collected(self) -> None:
+        """Raise if the piece that was announced last has not been used for a step."""
+        if self._expected is not None:
+            raise InputError(
+                "a batch of the loader was not used: call the model, loss.backward() and optimizer.step() for each batch."
+            )
+
     def collect(self) -> Chunk:
         """The gradients of the piece, after its backward pass."""
         recording, rows = self._recording, self._expected
@@ -65,7 +72,7 @@ class LoopCapture:
         if recording is None:
             raise InputError(
                 "optimizer.step() saw no forward pass of the private module for this batch. Call the module that "
-                "make_private returned (not a copy or a wrapper of another one), in training mode and with grad enabled."
+                "make_private returned (not a copy of it), in training mode and with grad enabled."
             )
         if not recording.reached:
             raise InputError("optimizer.step() was called before loss.backward(): call backward() on the loss first.")
@@ -82,7 +89,7 @@ class LoopCapture:
             )
         if self._recording is not None:
             raise InputError(
-                "the private module was called a second time for one batch, so that a record could count twice. Call it "
+                "the private module was called a second time for one batch, so a record could count twice. Call it "
                 "once for each batch; evaluate with model.eval() and torch.no_grad()."
             )
         if not leaves_in(inputs, {}):
@@ -92,8 +99,8 @@ class LoopCapture:
         rows = batch_size(inputs)
         if rows != self._expected:
             raise InputError(
-                f"the private module was called with {rows} records where the loader's batch has another number: call it "
-                "with the batch that the loader gave, as a whole."
+                "the private module was called with another number of records than the loader's batch has: call it with the "
+                "batch that the loader gave, as a whole."
             )
         self._preparing = True
         try:
