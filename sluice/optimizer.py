@@ -65,8 +65,12 @@ class Updates:
         self.remember()
 
     def remember(self) -> None:
-        """Take the present weights and settings as those that the last release left."""
+        """Take the present weights as those that the last release left."""
         self._weights = {name: _digest(p) for name, p in self._parameters.items()}
+        self._settings: list[dict[str, Any]] | None = None
+
+    def nothing_released(self) -> None:
+        """Note that a step ended without a release: settings may not move before the next one."""
         self._settings = self._hyper_parameters()
 
     def check_untouched(self) -> None:
@@ -81,7 +85,7 @@ class Updates:
 
     def check_settings(self) -> None:
         """Refuse learning rates that moved though nothing was released."""
-        if self._hyper_parameters() != self._settings:
+        if self._settings is not None and self._hyper_parameters() != self._settings:
             raise InputError(
                 "the learning rate (or another setting of the optimizer) changed though nothing was released: an "
                 "attempt was forgotten, or a batch is not complete yet. Pass the scheduler to "
