@@ -178,17 +178,8 @@ class LargestContribution(Contribution):
         self._dropped = samples
 
 
-def _refuse_renormalisation(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
-    if module.max_norm is not None:
-        raise UnsupportedModuleError(
-            f"Module '{name}' ({type(module).__name__}) has max_norm={module.max_norm}, which changes the weights of "
-            "the rows that a batch uses during its forward pass, without noise. Set max_norm=None."
-        )
-
-
 class EmbeddingRule(Rule):
     def record(self, module: nn.Embedding, call: Call) -> Tensor:
-        _refuse_renormalisation(module, call.name)
         if not call.trainable(module.weight):
             return call.output
         z, tap = call.tap(call.output)
@@ -214,7 +205,6 @@ class EmbeddingBagRule(Rule):
     owns_batch_axis = True
 
     def record(self, module: nn.EmbeddingBag, call: Call) -> Tensor:
-        _refuse_renormalisation(module, call.name)
         indices = call.argument(0, "input")
         offsets, factors = _optional(call, 1, "offsets"), _optional(call, 2, "per_sample_weights")
         if indices.dim() == 2:
@@ -235,7 +225,7 @@ class EmbeddingBagRule(Rule):
             False,
             factors,
             has_end,
-            -1 if module.padding_idx is None else module.padding_idx,
+            module.padding_idx,
         )
         if output.shape[0] != call.batch_size:
             raise UnsupportedModuleError(

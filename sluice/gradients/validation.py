@@ -24,6 +24,11 @@ def problems(module: nn.Module) -> list[str]:
                 f"Module '{name or type(part).__name__}' ({type(part).__name__}) keeps running statistics of the data, "
                 "which no noise protects. Set track_running_stats=False (sluice.gradients.fix(module) does)."
             )
+        elif isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            found.append(
+                f"Module '{name or type(part).__name__}' ({type(part).__name__}) has max_norm={part.max_norm}: each "
+                "forward pass rescales the rows that the batch uses, which no noise protects. Set max_norm=None."
+            )
     return found
 
 

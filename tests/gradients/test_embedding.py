@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sluice.errors import UnsupportedModuleError
+from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients
+
+SIZES = st.sampled_from([0, 1, 7, 64])
+
+
+@settings(max_examples=30)
+@given(
+    n=SIZES,
+    inner=st.lists(st.integers(1, 6), max_size=2),
+    rows=st.integers(1, 12),
+    width=st.integers(1, 6),
+    padding=st.booleans(),
+    by_frequency=st.booleans(),
+)
+def test_embedding_agrees_with_the_oracle(matches, reaching_loss, n, inner, rows, width, padding, by_frequency):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(rows, width, padding_idx=rows - 1 if padding else None, scale_grad_by_freq=by_frequency),
+        nn.Linear(width, 3),
+        nn.Tanh(),
+    )
+    matches(model, torch.randint(0, rows, (n, *inner)), torch.randn(n), reaching_loss)
+
+
+def test_sparse_embedding_gets_a_dense_sum(matches, reaching_loss):
+    dense = nn.Embedding(9, 3)
+    sparse = nn.Embedding(9, 3, sparse=True, _weight=dense.weight.detach().clone())
+    x, y = torch.randint(0, 9, (7, 4)), torch.randn(7)
+    results = [
+        PerSampleGradients(nn.Sequential(e), options=GradientOptions(verify=False)).weighted_sum(
+            x, y, reaching_loss, torch.ones_like
+        )
+        for e in (dense, sparse)
+    ]
+    torch.testing.assert_close(results[1][0], results[0][0])
+    torch.testing.assert_close(results[1][1]["0.weight"], results[0][1]["0.weight"])
+
+
+def test_samples_on_the_second_axis(matches, reaching_loss):
+    class TimeMajor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(8, 3, padding_idx=0)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.embedding(tokens.t()).transpose(0, 1)
+
+    matches(TimeMajor(), torch.randint(0, 8, (7, 5)), torch.randn(7), reaching_loss)
+
+
+class Tied(nn.Module):
+    """A language model whose output layer is its embedding."""
+
+    def __init__(self, rows: int = 11, width: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(rows, width)
+        self.middle = nn.Linear(width, width)
+        self.out = nn.Linear(width, rows)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.middle(self.embedding(tokens))))
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 64])
+def test_tied_weights(matches, reaching_loss, n):
+    matches(Tied(), torch.randint(0, 11, (n, 5)), torch.randn(n), reaching_loss)
+
+
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_called_twice(matches, reaching_loss, n):
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(6, 3)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return torch.cat([self.embedding(first), self.embedding(second).sin()], 1)
+
+    batch = (torch.randint(0, 6, (n, 4)), torch.randint(0, 6, (n, 5)))
+    matches(Pair(), batch, torch.randn(n), reaching_loss)
+
+
+@settings(max_examples=30)
+@given(
+    n=SIZES,
+    length=st.integers(1, 7),
+    rows=st.integers(1, 9),
+    mode=st.sampled_from(["sum", "mean", "max"]),
+    padding=st.booleans(),
+    weighted=st.booleans(),
+)
+def test_bags_agree_with_the_oracle(matches, reaching_loss, n, length, rows, mode, padding, weighted):
+    torch.manual_seed(0)
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(rows, 4, mode=mode, padding_idx=0 if padding else None)
+            self.out = nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor, factors: Tensor) -> Tensor:
+            use = weighted and mode == "sum"
+            return self.out(self.bag(tokens, per_sample_weights=factors if use else None))
+
+    batch = (torch.randint(0, rows, (n, length)), torch.randn(n, length))
+    matches(Bags(), batch, torch.randn(n), reaching_loss)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_ragged_bags_agree_with_the_oracle(matches, reaching_loss, mode, last):
+    class Ragged(nn.Module):
+        """Every sample's first ``length`` tokens (there may be none) are its bag."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=last, padding_idx=3)
+
+        def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+            used = torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)
+            ends = lengths.cumsum(0)
+            offsets = torch.cat([torch.zeros(1, dtype=torch.long), ends]) if last else ends - lengths
+            return self.bag(tokens[used], offsets)
+
+    lengths = torch.tensor([2, 0, 5, 1, 0, 3, 0])
+    matches(Ragged(), (torch.randint(0, 9, (7, 5)), lengths), torch.randn(7), reaching_loss)
+
+
+def test_bag_called_twice(matches, reaching_loss):
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(6, 3, mode="mean")
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return torch.cat([self.bag(first), self.bag(second).sin()], 1)
+
+    matches(Pair(), (torch.randint(0, 6, (7, 4)), torch.randint(0, 6, (7, 5))), torch.randn(7), reaching_loss)
+
+
+def test_learned_factors_keep_their_gradient(matches, reaching_loss):
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Linear(4, 4)
+            self.bag = nn.EmbeddingBag(6, 3, mode="sum")
+
+        def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
+            return self.bag(tokens, per_sample_weights=self.factor(x))
+
+    matches(Weighted(), (torch.randint(0, 6, (7, 4)), torch.randn(7, 4)), torch.randn(7), reaching_loss)
+
+
+def test_several_bags_for_each_sample_are_refused(reaching_loss):
+    class TwoBags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(6, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.bag(tokens.flatten(0, 1)).view(tokens.shape[0], -1)
+
+    engine = PerSampleGradients(TwoBags(), options=GradientOptions(verify=False))
+    with pytest.raises(UnsupportedModuleError, match="one bag"):
+        engine.norms(torch.randint(0, 6, (7, 2, 4)), torch.randn(7), reaching_loss)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_max_norm_is_refused_before_it_changes_a_weight(reaching_loss, kind):
+    model = nn.Sequential(kind(6, 3, max_norm=0.1))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(UnsupportedModuleError, match=r"'0'.*max_norm=0.1"):
+        PerSampleGradients(model).norms(torch.randint(0, 6, (7, 4)), torch.randn(7), reaching_loss)
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("model", [Tied(), nn.Sequential(nn.EmbeddingBag(11, 4)), nn.Sequential(nn.Embedding(11, 4))])
+def test_broken_sample_leaves_the_others_alone(reaching_loss, model):
+    x, y = torch.randint(0, 11, (7, 5)), torch.randn(7)
+    spoilt = y.clone()
+    spoilt[2] = float("nan")
+    engine = PerSampleGradients(model)
+    weights = torch.tensor([1.0, 1, 0, 1, 1, 1, 1])
+    norms, sums = engine.weighted_sum(x, y, reaching_loss, lambda _: weights)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        broken_norms, broken_sums = engine.weighted_sum(x, spoilt, reaching_loss, torch.ones_like)
+    assert [w.category for w in caught] == [NonFiniteGradientWarning]
+    others = torch.arange(7) != 2
+    torch.testing.assert_close(broken_norms[others], norms[others])
+    for name, value in sums.items():
+        torch.testing.assert_close(broken_sums[name], value)
+
+
+def test_large_table_is_never_formed_for_each_sample(reaching_loss):
+    """A table of 4 million numbers and 64 samples: 1 GB if per-sample gradients were formed."""
+    model = nn.Sequential(nn.Embedding(1_000_000, 4))
+    x, y = torch.randint(0, 1_000_000, (64, 3)), torch.randn(64)
+    engine = PerSampleGradients(model, options=GradientOptions(verify=False))
+    engine.norms(x, y, reaching_loss)
+    largest = 0
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    (chunk,) = engine.chunks(x, y, reaching_loss)
+    total = engine.zeros()
+    with Watching():
+        weights = torch.ones_like(chunk.norms)
+        chunk.add_weighted_sum(weights, into=total)
+    # index_add_ returns its target, the table itself; nothing is larger.
+    assert largest <= 4_000_000
+    assert total["0.weight"].abs().sum() > 0

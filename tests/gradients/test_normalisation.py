@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sluice.errors import UnsupportedModuleError
+from sluice.gradients import GradientOptions, PerSampleGradients
+
+SIZES = st.sampled_from([0, 1, 7, 64])
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """Scales that are all one would hide mistakes."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return module
+
+
+@settings(max_examples=30)
+@given(
+    n=SIZES,
+    positions=st.lists(st.integers(1, 4), max_size=2),
+    normalised=st.lists(st.integers(4, 6), min_size=1, max_size=2),
+    kind=st.sampled_from(["layer", "layer without bias", "rms"]),
+)
+def test_trailing_axes_agree_with_the_oracle(matches, reaching_loss, n, positions, normalised, kind):
+    torch.manual_seed(0)
+    norm = nn.RMSNorm(normalised, eps=1e-5) if kind == "rms" else nn.LayerNorm(normalised, bias=kind == "layer")
+    model = nn.Sequential(nn.Linear(normalised[-1], normalised[-1]), shaken(norm))
+    matches(model, torch.randn(n, *positions, *normalised), torch.randn(n), reaching_loss)
+
+
+@settings(max_examples=30)
+@given(
+    n=SIZES,
+    channels=st.sampled_from([2, 4, 6]),
+    space=st.lists(st.integers(2, 4), max_size=3),
+    groups=st.sampled_from([1, 2]),
+)
+def test_group_norm_agrees_with_the_oracle(matches, reaching_loss, n, channels, space, groups):
+    torch.manual_seed(0)
+    if channels // groups == 1 and not space:
+        space = [2]
+    matches(
+        nn.Sequential(shaken(nn.GroupNorm(groups, channels))),
+        torch.randn(n, channels, *space),
+        torch.randn(n),
+        reaching_loss,
+    )
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 64])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("statistics", ["own", "running"])
+def test_instance_norm_agrees_with_the_oracle(matches, reaching_loss, n, dimensions, statistics):
+    kind = [nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d][dimensions - 1]
+    model = nn.Sequential(shaken(kind(3, affine=True, track_running_stats=statistics == "running")))
+    if statistics == "running":
+        model[0].running_mean.normal_()
+        model.eval()
+    matches(model, torch.randn(n, 3, *[3] * dimensions), torch.randn(n), reaching_loss)
+
+
+def test_running_statistics_are_refused_in_training_mode(reaching_loss):
+    model = nn.Sequential(nn.InstanceNorm1d(3, affine=True, track_running_stats=True))
+    with pytest.raises(UnsupportedModuleError, match="track_running_stats"):
+        PerSampleGradients(model).norms(torch.randn(7, 3, 4), torch.randn(7), reaching_loss)
+
+
+def test_called_twice(matches, reaching_loss):
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = shaken(nn.LayerNorm(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(torch.sin(self.norm(x)))
+
+    matches(Twice(), torch.randn(7, 3, 4), torch.randn(7), reaching_loss)
+
+
+def test_only_the_scale_is_trained(matches, reaching_loss):
+    norm = shaken(nn.LayerNorm(4))
+    norm.bias.requires_grad_(False)
+    matches(nn.Sequential(norm), torch.randn(7, 3, 4), torch.randn(7), reaching_loss)
+
+
+def test_samples_on_another_axis(matches, reaching_loss):
+    class TimeMajor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = shaken(nn.LayerNorm(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.transpose(0, 1)).transpose(0, 1)
+
+    matches(TimeMajor(), torch.randn(7, 3, 4), torch.randn(7), reaching_loss)
+
+
+def test_normalising_over_samples_is_refused(reaching_loss):
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.repeat(7, 1)[:7].t()).t() if x.shape[0] == 7 else x.repeat(1, 7)[:, :7]
+
+    engine = PerSampleGradients(Mixed(), options=GradientOptions(verify=False))
+    with pytest.raises(UnsupportedModuleError, match="norm"):
+        engine.norms(torch.randn(7, 3), torch.randn(7), reaching_loss)
+
+
+def test_scale_that_is_zero(matches, reaching_loss):
+    """The normalised input cannot be recovered from the output; it must not be tried."""
+    norm = nn.GroupNorm(2, 4)
+    with torch.no_grad():
+        norm.weight.zero_()
+    matches(nn.Sequential(nn.Linear(5, 5), norm), torch.randn(7, 4, 5), torch.randn(7), reaching_loss)
