@@ -1,0 +1,144 @@
+"""The scattering transform of images: wavelet moduli of order 0, 1 and 2, averaged over 4x4 pixels.
+
+It has no parameters and is computed for each image alone, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sluice import validate
+from sluice.errors import InputError
+from sluice.features.filters import ANGLES, SCALES, wavelet_spectra
+from sluice.features.spectral import BandPass, LowPass, Workspace, reflection
+
+COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
+"""Output channels for each input channel: 1 of order 0, 16 of order 1 and 64 of order 2."""
+
+_CELL = 2**SCALES
+
+
+class Scattering(nn.Module):
+    """Scattering coefficients at two scales and eight angles, up to order two.
+
+    ``(..., height, width)`` becomes ``(..., 81, height // 4, width // 4)``, and with a channel dimension,
+    ``(samples, channels, height, width)`` becomes ``(samples, channels * 81, height // 4, width // 4)``. The channels
+    are in the order: the average; 8 angles at scale 0, 8 at scale 1; then the 64 pairs (angle at scale 0, angle at
+    scale 1), the second angle counting fastest.
+
+    Images are processed ``chunk_size`` planes at a time; the memory needed beyond input and output is bounded by that
+    (about 1.2 MB a plane of 28x28 pixels) and the result does not depend on it. The result carries no gradient.
+
+    **Guarantee.** Each image's coefficients depend on that image alone (a NaN in one does not reach another), so any
+    per-sample clipping and any adjacency of data sets mean the same before and after the transform.
+    """
+
+    def __init__(
+        self, *, height: int, width: int, chunk_size: int = 64, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        validate.positive_integer(height=height, width=width, chunk_size=chunk_size)
+        if min(height, width) < _CELL:
+            raise InputError(
+                f"height={height}, width={width} is not allowed: each must be at least {_CELL} pixels. "
+                "Enlarge or pad the images first."
+            )
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype={dtype} is not allowed: it must be torch.float32 or torch.float64.")
+        self.height, self.width, self.chunk_size = height, width, chunk_size
+        rows, columns = _padded(height), _padded(width)
+        padding, fine, coarse = (
+            {"row_padding": row_padding, "column_padding": column_padding, "dtype": dtype}
+            for row_padding, column_padding in (
+                (reflection(height, rows), reflection(width, columns)),
+                (np.eye(rows), np.eye(columns)),
+                (np.eye(rows // 2), np.eye(columns // 2)),
+            )
+        )
+        fine_spectra, coarse_spectra = (wavelet_spectra(rows, columns, scale=scale) for scale in range(SCALES))
+        self.fine_waves = BandPass(spectra=fine_spectra, step=1, **padding)
+        self.coarse_waves = BandPass(spectra=coarse_spectra, step=2, **padding)
+        self.waves_of_waves = BandPass(spectra=coarse_spectra, step=2, **fine)
+        self.average_image = LowPass(padded=(rows, columns), level=0, **padding)
+        self.average_fine = LowPass(padded=(rows, columns), level=0, **fine)
+        self.average_coarse = LowPass(padded=(rows, columns), level=1, **coarse)
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        return self.height // _CELL, self.width // _CELL
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        dtype = self.average_image.rows.dtype
+        if images.dtype != dtype:
+            raise InputError(
+                f"images.dtype={images.dtype} is not allowed: it must be {dtype}. "
+                f"Convert them first, for 8-bit images by images.to({dtype}) / 255."
+            )
+        if images.dim() < 2 or images.shape[-2:] != (self.height, self.width):
+            raise InputError(
+                f"images.shape={tuple(images.shape)} is not allowed: the last two dimensions must be "
+                f"({self.height}, {self.width}), the size for which this transform was made."
+            )
+        planes = images.reshape(math.prod(images.shape[:-2]), self.height, self.width)
+        coefficients = planes.new_empty(planes.shape[0], COEFFICIENTS, *self.output_size)
+        chunks = list(zip(planes.split(self.chunk_size), coefficients.split(self.chunk_size), strict=True))
+        threads = min(torch.get_num_threads(), len(chunks)) if planes.device.type == "cpu" else 1
+        with _workers(threads) as workers:
+            shares = [workers.submit(self._transform_all, chunks[worker::threads]) for worker in range(threads)]
+            for share in shares:
+                share.result()
+        return coefficients.view(_output_shape(images.shape, self.output_size))
+
+    @torch.no_grad()
+    def _transform_all(self, chunks: list[tuple[Tensor, Tensor]]) -> None:
+        workspace = Workspace(self.average_image.rows)
+        for planes, coefficients in chunks:
+            self._transform(planes, workspace, into=coefficients)
+
+    def _transform(self, planes: Tensor, workspace: Workspace, *, into: Tensor) -> None:
+        samples = planes.shape[0]
+        coefficients = workspace.take("coefficients", COEFFICIENTS, *self.output_size, samples)
+        order_0, fine_order_1, coarse_order_1, order_2 = coefficients.split([1, ANGLES, ANGLES, ANGLES * ANGLES])
+        image = planes.permute(1, 2, 0).contiguous()
+        self.average_image(image[None], workspace, into=order_0)
+        self.average_coarse(self.coarse_waves(image, workspace, "coarse"), workspace, into=coarse_order_1)
+        fine = self.fine_waves(image, workspace, "fine")
+        self.average_fine(fine, workspace, into=fine_order_1)
+        for wave, pairs in zip(fine, order_2.split(ANGLES), strict=True):
+            self.average_coarse(self.waves_of_waves(wave, workspace, "coarse"), workspace, into=pairs)
+        into.view(samples, -1).copy_(coefficients.view(-1, samples).t())
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[Executor]:
+    """A pool in which every operation runs on one thread, so that chunks and not operations share the cores.
+
+    The operations are too small to be worth splitting. PyTorch's setting is put back at the end; while the
+    pool runs, matrix products elsewhere in the process may use fewer threads.
+    """
+    configured = torch.get_num_threads()
+    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown()
+            torch.set_num_threads(configured)
+
+
+def _padded(length: int) -> int:
+    """Room for a cell on either side, and a whole number of cells."""
+    return (length // _CELL + 2) * _CELL
+
+
+def _output_shape(shape: torch.Size, output_size: tuple[int, int]) -> tuple[int, ...]:
+    if len(shape) == 4:
+        return (shape[0], shape[1] * COEFFICIENTS, *output_size)
+    return (*shape[:-2], COEFFICIENTS, *output_size)
