@@ -1,0 +1,25 @@
+"""A linear classifier on any features: flattened pixels, coefficients, or bags of words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class LinearClassifier(nn.Module):
+    """Flatten each record and apply one linear layer. It begins at zero, so no class is preferred at first.
+
+    The loss is convex in its parameters, so any start is as good; zero makes runs comparable.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.classifier = nn.Linear(math.prod(input_shape), classes)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.classifier(self.flatten(features))

@@ -1,0 +1,146 @@
+"""Models by the name a user types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from sluice import validate
+from sluice.errors import InputError
+from sluice.models.activations import Activation
+from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
+from sluice.models.linear import LinearClassifier
+from sluice.models.text import BidirectionalLSTM, MeanEmbedding
+
+DEFAULT_ACTIVATION = "tanh"
+DEFAULT_VOCABULARY = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    name: str
+    input_shape: tuple[int, ...]
+    classes: int
+    activation: Activation
+    vocabulary: int
+
+    def refuse(self, allowed: str) -> InputError:
+        return InputError(f"input_shape={self.input_shape} is not allowed for model {self.name!r}: {allowed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    summary: str
+    build: Callable[[_Request], nn.Module]
+    has_activation: bool = False
+    reads_ids: bool = False
+
+
+def model_names() -> list[str]:
+    return sorted(_ENTRIES)
+
+
+def describe_models() -> dict[str, str]:
+    """One line for each model, by name."""
+    return {name: _ENTRIES[name].summary for name in model_names()}
+
+
+def create_model(
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    activation: Activation | None = None,
+    *,
+    vocabulary: int | None = None,
+) -> nn.Module:
+    """A freshly initialised model.
+
+    Args:
+        name: one of :func:`model_names`.
+        input_shape: the shape of one record, without the batch dimension: ``(channels, height, width)`` for images and
+            scattering coefficients, ``(words,)`` for texts and bags of words, anything for ``linear``.
+        classes: how many classes to tell apart; at least 2.
+        activation: "tanh" (the default), "relu", "tempered-sigmoid[:s,T,o]" or a ``Tempering``; only for models
+            that have one.
+        vocabulary: how many different word ids there are (20,000 by default); only for models that read ids.
+    """
+    validate.one_of(_ENTRIES, model=name)
+    entry = _ENTRIES[name]
+    validate.positive_integer(classes=classes)
+    if classes < 2:
+        raise InputError(f"classes={classes} is not allowed: a classifier needs at least 2.")
+    shape = tuple(input_shape)
+    if not shape or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in shape):
+        raise InputError(f"input_shape={shape} is not allowed: give the sizes of one record, each a whole number >= 1.")
+    if activation is not None and not entry.has_activation:
+        raise InputError(f"activation={activation!r} is not allowed for model {name!r}: it has none. Leave it out.")
+    if vocabulary is not None and not entry.reads_ids:
+        raise InputError(f"vocabulary={vocabulary!r} is not allowed for model {name!r}: it reads no ids. Leave it out.")
+    words = DEFAULT_VOCABULARY if vocabulary is None else vocabulary
+    validate.positive_integer(vocabulary=words)
+    request = _Request(
+        name=name,
+        input_shape=shape,
+        classes=classes,
+        activation=DEFAULT_ACTIVATION if activation is None else activation,
+        vocabulary=words,
+    )
+    return entry.build(request)
+
+
+def _pixel_cnn(request: _Request) -> nn.Module:
+    nets = {1: GreyPixelNet, 3: ColourPixelNet}
+    if len(request.input_shape) != 3 or request.input_shape[0] not in nets:
+        raise request.refuse("it must be (1, height, width) or (3, height, width), the shape of one image.")
+    channels, height, width = request.input_shape
+    return nets[channels](height=height, width=width, classes=request.classes, activation=request.activation)
+
+
+def _scattering_cnn(request: _Request) -> nn.Module:
+    nets = {81: GreyScatteringNet, 243: ColourScatteringNet}
+    if len(request.input_shape) != 3 or request.input_shape[0] not in nets:
+        raise request.refuse(
+            "it must be (81, height, width) or (243, height, width), the scattering coefficients of grey or colour "
+            "images. Transform the images first, or use pixel-cnn."
+        )
+    channels, height, width = request.input_shape
+    return nets[channels](height=height, width=width, classes=request.classes, activation=request.activation)
+
+
+def _require_words(request: _Request) -> None:
+    if len(request.input_shape) != 1:
+        raise request.refuse("it must be (words,), the length of one padded text. For images use pixel-cnn or linear.")
+
+
+def _bilstm(request: _Request) -> nn.Module:
+    _require_words(request)
+    return BidirectionalLSTM(vocabulary=request.vocabulary, classes=request.classes, activation=request.activation)
+
+
+def _embedding(request: _Request) -> nn.Module:
+    _require_words(request)
+    return MeanEmbedding(vocabulary=request.vocabulary, classes=request.classes)
+
+
+def _bag_of_words(request: _Request) -> nn.Module:
+    if len(request.input_shape) != 1:
+        raise request.refuse("it must be (words,), the width of a bag of words. For other features use linear.")
+    return LinearClassifier(input_shape=request.input_shape, classes=request.classes)
+
+
+def _linear(request: _Request) -> nn.Module:
+    return LinearClassifier(input_shape=request.input_shape, classes=request.classes)
+
+
+_ENTRIES: dict[str, _Entry] = {
+    "pixel-cnn": _Entry(summary="convolutional net on grey or colour pixels", build=_pixel_cnn, has_activation=True),
+    "scattering-cnn": _Entry(
+        summary="small convolutional net on scattering coefficients", build=_scattering_cnn, has_activation=True
+    ),
+    "bilstm": _Entry(summary="bidirectional LSTM on word ids", build=_bilstm, has_activation=True, reads_ids=True),
+    "embedding": _Entry(summary="mean of word vectors, then linear, on word ids", build=_embedding, reads_ids=True),
+    "bag-of-words": _Entry(summary="linear classifier on bags of words", build=_bag_of_words),
+    "linear": _Entry(summary="linear classifier on any features", build=_linear),
+}
