@@ -70,6 +70,23 @@ def apply(module: nn.Module, x: Any) -> Any:
     return module(x)
 
 
+def channels_last(tree: Any) -> Any:
+    """The same structure with every image batch (four axes, floating point) stored channels last."""
+    if isinstance(tree, Tensor):
+        return _channels_last(tree) if tree.dim() == 4 and tree.is_floating_point() else tree
+    if isinstance(tree, dict):
+        return {key: channels_last(value) for key, value in tree.items()}
+    return type(tree)(channels_last(value) for value in tree) if isinstance(tree, tuple | list) else tree
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    n, channels, height, width = images.shape
+    if channels == 1 and images.is_contiguous():
+        # The two layouts are the same memory; only these strides tell torch which one is meant.
+        return images.as_strided(images.shape, (height * width, 1, width, 1))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
 def first_rows(tree: Any, count: int) -> Any:
     """``count`` samples: the first two of the batch, over and over."""
     size = batch_size(tree)

@@ -109,7 +109,7 @@ def test_cancelling_terms_do_not_shrink_a_norm(oracle):
     from sluice.gradients import GradientOptions, PerSampleGradients
 
     net = nn.Conv2d(3, 4, 1, bias=False)
-    x = torch.ones(2, 3, 8, 8) + 1e-3 * torch.randn(2, 3, 8, 8)
+    x = torch.ones(2, 3, 8, 8) + 1e-4 * torch.randn(2, 3, 8, 8)
     signs = torch.tensor([1.0, -1.0]).repeat(32).view(8, 8)
 
     def loss(output, y):
@@ -117,4 +117,4 @@ def test_cancelling_terms_do_not_shrink_a_norm(oracle):
 
     truth = oracle(net, x, torch.zeros(2), loss)
     engine = PerSampleGradients(net, options=GradientOptions(strategy={"": "gram"}))
-    torch.testing.assert_close(engine.norms(x, torch.zeros(2), loss).double(), truth.norms, rtol=1e-3, atol=0)
+    torch.testing.assert_close(engine.norms(x, torch.zeros(2), loss).double(), truth.norms, rtol=2e-2, atol=0)
