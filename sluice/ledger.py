@@ -20,7 +20,6 @@ from sluice.ledger_records import (
     GENESIS,
     LedgerContents,
     LedgerHeader,
-    OneTimeRelease,
     encode_line,
     library_versions,
     parse_ledger,
@@ -28,7 +27,7 @@ from sluice.ledger_records import (
 from sluice.locks import close_in_children
 from sluice.storage import explained, read_bytes, write_atomically
 
-__all__ = ["Ledger", "LedgerContents", "LedgerHeader", "OneTimeRelease", "library_versions", "read_ledger"]
+__all__ = ["Ledger", "LedgerContents", "LedgerHeader", "library_versions", "read_ledger"]
 
 
 def read_ledger(path: Path) -> LedgerContents:

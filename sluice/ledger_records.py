@@ -28,54 +28,16 @@ _LISTED_PACKAGES = ("dp-accounting", "numpy", "scipy", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneTimeRelease:
-    """Something noisy that is published once, beside the updates: feature statistics, say.
-
-    Attributes:
-        what: what it is, for the certificate.
-        noise_multiplier: of each of its Gaussian releases.
-        sample_rate: of the Poisson sample that it is computed from; 1 is the whole data set.
-        count: how many such Gaussian releases it consists of.
-    """
-
-    what: str
-    noise_multiplier: float
-    sample_rate: float = 1.0
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        _require_text(what=self.what)
-        validate.positive(noise_multiplier=self.noise_multiplier)
-        validate.fraction(sample_rate=self.sample_rate)
-        validate.positive_integer(count=self.count)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "what": self.what,
-            "noise_multiplier": self.noise_multiplier,
-            "sample_rate": self.sample_rate,
-            "count": self.count,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        keys = ("what", "noise_multiplier", "sample_rate", "count")
-        serial.require_keys(data, what="a one-time release", required=keys)
-        return cls(**{key: data[key] for key in keys})
-
-
-@dataclass(frozen=True, kw_only=True)
 class LedgerHeader:
     """All that an accountant has to know of a run, fixed before its first release.
 
     Attributes:
-        mechanism: ``Mechanism.to_dict()``, whole.
+        mechanism: ``Mechanism.to_dict()``, whole, what is published before training included.
         delta: the delta at which the run reports.
         configuration: sha256 of the run's public configuration, or None where there is none.
         noise: "secure", or "seeded" for experiments that can be repeated and protect nobody.
         accountant: "pld" or "rdp".
         target_epsilon: the budget, or None where the noise was given instead.
-        one_time: what else is published, once.
         versions: of the libraries that made the run.
     """
 
@@ -85,7 +47,6 @@ class LedgerHeader:
     noise: str = "secure"
     accountant: str = "pld"
     target_epsilon: float | None = None
-    one_time: tuple[OneTimeRelease, ...] = ()
     versions: Mapping[str, str] = field(default_factory=lambda: library_versions())
 
     def __post_init__(self) -> None:
@@ -119,21 +80,16 @@ class LedgerHeader:
             "noise": self.noise,
             "accountant": self.accountant,
             "target_epsilon": self.target_epsilon,
-            "one_time": [release.to_dict() for release in self.one_time],
             "versions": dict(self.versions),
         }
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
         names = ("mechanism", "delta", "configuration", "noise", "accountant", "target_epsilon", "versions")
-        serial.require_keys(body, what="the header", required=("kind", "format", "one_time", *names))
+        serial.require_keys(body, what="the header", required=("kind", "format", *names))
         if body["format"] != FORMAT:
             raise InputError(f"format={body['format']!r} is not allowed: this version of Sluice reads format {FORMAT}.")
-        listed = body["one_time"]
-        if not isinstance(listed, list):
-            raise InputError(f"one_time={listed!r} is not allowed: it must be a list.")
-        one_time = tuple(OneTimeRelease.from_dict(each) for each in listed)
-        return cls(one_time=one_time, **{name: body[name] for name in names})
+        return cls(**{name: body[name] for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +184,8 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
                 number = body["number"]
                 if not isinstance(number, int) or isinstance(number, bool) or number != counted + 1:
                     raise InputError(f"number={number!r} is not allowed: release {counted + 1} comes next.")
+                if header is None or number > header.planned_releases:
+                    raise InputError(f"number={number} is not allowed: it is beyond the releases of the mechanism.")
                 counted += 1
                 recovered += kind == "recovered"
             else:

@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sluice.errors import DataError, InputError
-from sluice.fingerprint import SizedRecords, fingerprint
 from sluice.locks import ProcessLock
 from sluice.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
+
+if TYPE_CHECKING:
+    from sluice.fingerprint import SizedRecords
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:
@@ -137,6 +139,8 @@ class RunFolder:
         Guarantee:
             The fingerprint is written to ``private/`` only and is not part of any message.
         """
+        from sluice.fingerprint import fingerprint  # brings torch, which those who only look at a run can do without
+
         found = fingerprint(examples)
         if not self.fingerprint_path.exists():
             write_atomically(self.fingerprint_path, f"{found}\n".encode("ascii"), public=False)

@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sluice import __version__
-from sluice.cli import data, reproduce
+from sluice.cli import data, reproduce, runs
 from sluice.errors import SluiceError
 
 app = typer.Typer(
@@ -41,6 +41,9 @@ def _root(
 
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
+app.command()(runs.verify)
+app.command()(runs.certificate)
+app.command()(runs.private)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,110 @@
+"""``sluice verify``, ``sluice certificate`` and ``sluice private``: what can be done with a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from sluice.report.verify import Verification
+    from sluice.spending import Spending
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs on the same records.")]
+Delta = Annotated[float | None, typer.Option("--delta", help="Report epsilon at this delta, not at the run's own.")]
+
+
+def verify(runs: Runs, delta: Delta = None, as_json: JsonFlag = False) -> None:
+    """Recompute epsilon from the ledger alone and check all that a run publishes, one line for each check.
+
+    The exit code is 1 if something does not hold. Several runs on the same records also get their joint epsilon.
+
+    Example: sluice verify runs/first runs/second --delta 1e-5
+    """
+    from sluice.report.verify import verify_together
+
+    verifications, joint = verify_together(runs, delta=delta)
+    holds = all(verification.holds for verification in verifications)
+    if as_json:
+        together = None if joint is None else asdict(joint)
+        print_json({"holds": holds, "runs": [_as_json(each) for each in verifications], "joint": together})
+    else:
+        for verification in verifications:
+            typer.echo(verification.run)
+            for check in verification.checks:
+                typer.echo(f"  {'holds' if check.holds else 'FAILS':<6} {check.name:<18} {check.detail}")
+        if joint is not None:
+            typer.echo(_joint_line(joint, len(runs)))
+        elif len(runs) > 1:
+            typer.echo("no joint epsilon: not every ledger can be read")
+    if not holds:
+        raise typer.Exit(1)
+
+
+def certificate(run: Run, as_json: JsonFlag = False) -> None:
+    """Write the certificate of a run (JSON, Markdown, HTML and a picture of epsilon) into its public folder.
+
+    Example: sluice certificate runs/first
+    """
+    from sluice.report.certificate import write_certificate
+    from sluice.report.pages import headline
+    from sluice.runs import RunFolder
+
+    folder = RunFolder.look(run)
+    written = write_certificate(folder)
+    if as_json:
+        print_json(written)
+        return
+    for warning in written["warnings"]:
+        typer.echo(f"Warning: {warning}")
+    typer.echo(headline(written))
+    typer.echo(f"Written to {folder.public}: certificate.json, certificate.md, certificate.html, epsilon.svg")
+
+
+def private(run: Run, as_json: JsonFlag = False) -> None:
+    """Draw acceptance and metric of a run into its private folder. For the developer's own eyes: do not publish.
+
+    Example: sluice private runs/first
+    """
+    from sluice.errors import InputError
+    from sluice.report.plots import acceptance_picture, metric_picture
+    from sluice.runs import RunFolder
+    from sluice.storage import write_atomically
+    from sluice.trace import read_trace
+
+    folder = RunFolder.look(run)
+    rows = read_trace(folder.trace_path)
+    if not rows:
+        raise InputError(f"RUN={str(run)!r} is not allowed: {folder.trace_path} holds no release yet.")
+    pictures = {"acceptance.png": acceptance_picture(rows), "metric.png": metric_picture(rows)}
+    for name, content in pictures.items():
+        write_atomically(folder.private / name, content, public=False)
+    written = [str(folder.private / name) for name in pictures]
+    if as_json:
+        print_json({"releases": len(rows), "files": written})
+        return
+    typer.echo("\n".join(written))
+
+
+def _as_json(verification: Verification) -> dict[str, Any]:
+    contents, spent = verification.contents, verification.spent
+    return {
+        "run": verification.run,
+        "holds": verification.holds,
+        "checks": [asdict(check) for check in verification.checks],
+        "releases": None if contents is None else contents.spent,
+        "spent": None if spent is None else asdict(spent),
+    }
+
+
+def _joint_line(joint: Spending, count: int) -> str:
+    if joint.epsilon is None:
+        return f"all {count} runs together: no epsilon is proved, because it is not for one of them"
+    from sluice.report.rounding import rounded_up
+
+    return f"all {count} runs together: epsilon {rounded_up(joint.epsilon)} at delta {joint.delta:g}, if on the same records"

@@ -1,0 +1,110 @@
+"""Pictures of a run, drawn without a screen. The public ones come out byte for byte the same each time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sluice.ledger import LedgerContents
+from sluice.report.rounding import rounded_up
+from sluice.spending import epsilon_over_releases
+from sluice.trace import TraceRow
+
+_POINTS = 16
+_BLUE, _RED, _GREY = "#1f5fa8", "#b3261e", "#6b6b6b"
+
+
+def epsilon_picture(contents: LedgerContents) -> str:
+    """Epsilon over releases as SVG: what is spent, what the rest of the plan would cost, and the budget.
+
+    Guarantee:
+        A function of the ledger alone.
+    """
+    planned, spent = contents.header.planned_releases, contents.spent
+    # Epsilon rises like a square root: evenly spaced points alone would draw a corner where it begins.
+    even, dense = np.linspace(1, planned, _POINTS), np.geomspace(1, planned, _POINTS)
+    counts = sorted({round(count) for count in (*even, *dense)} | {max(spent, 1)})
+    epsilons = epsilon_over_releases(contents, counts=counts)
+    with _figure() as figure:
+        axes: Axes = figure.add_subplot()
+        axes.set_xlabel("released updates")
+        axes.set_ylabel(f"epsilon at delta = {contents.header.delta:g}")
+        known = [(count, epsilon) for count, epsilon in zip(counts, epsilons, strict=True) if epsilon is not None]
+        if known:
+            _draw_epsilon(axes, known, spent=spent, budget=contents.header.target_epsilon)
+        else:
+            axes.text(0.5, 0.5, "no epsilon is proved for this run", ha="center", va="center", color=_RED)
+            axes.set_xticks([])
+            axes.set_yticks([])
+        return _svg(figure)
+
+
+def _draw_epsilon(axes: Axes, known: list[tuple[int, float]], *, spent: int, budget: float | None) -> None:
+    past = [point for point in known if point[0] <= spent]
+    future = [point for point in known if point[0] >= max(spent, 1)]
+    if len(future) > 1:
+        axes.plot(*zip(*future, strict=True), color=_GREY, linestyle=":", label="rest of the plan")
+    if past:
+        axes.plot(*zip(*past, strict=True), color=_BLUE, linewidth=2, label="spent")
+        axes.plot(*past[-1], marker="o", color=_BLUE)
+        label = rounded_up(past[-1][1])
+        axes.annotate(label, past[-1], textcoords="offset points", xytext=(6, -16), ha="center", color=_BLUE)
+    if budget is not None:
+        axes.axhline(budget, color=_RED, linestyle="--", label=f"budget {budget:g}")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0, top=1.12 * max(max(epsilon for _, epsilon in known), budget or 0.0))
+    axes.legend(loc="lower right", frameon=False)
+
+
+def acceptance_picture(rows: list[TraceRow]) -> bytes:
+    """Attempts for each release and their share that was accepted, as PNG. It is private."""
+    with _figure() as figure:
+        above, below = figure.subplots(2, 1, sharex=True)
+        releases = [row.release for row in rows]
+        attempts = np.array([row.attempts for row in rows], dtype=float)
+        above.plot(releases, attempts, color=_BLUE, linewidth=1)
+        above.set_ylabel("attempts")
+        below.plot(releases, np.arange(1, len(rows) + 1) / np.cumsum(attempts), color=_BLUE)
+        below.set_ylabel("accepted so far")
+        below.set_ylim(0, 1.05)
+        below.set_xlabel("release")
+        above.set_title("PRIVATE: do not publish", color=_RED)
+        return _png(figure)
+
+
+def metric_picture(rows: list[TraceRow]) -> bytes:
+    """The un-noised metric of each accepted batch, as PNG. It is private."""
+    with _figure() as figure:
+        axes: Axes = figure.add_subplot()
+        axes.plot([row.release for row in rows], [row.metric for row in rows], color=_BLUE, linewidth=1)
+        axes.set_xlabel("release")
+        axes.set_ylabel("metric of the accepted batch")
+        axes.set_title("PRIVATE: do not publish", color=_RED)
+        return _png(figure)
+
+
+@contextmanager
+def _figure() -> Iterator[Figure]:
+    """A figure with settings of its own: neither the user's style nor a running number gets into the file."""
+    with matplotlib.rc_context(matplotlib.rcParamsDefault):
+        matplotlib.rcParams.update({"svg.hashsalt": "sluice", "font.size": 10, "axes.spines.top": False})
+        matplotlib.rcParams.update({"axes.spines.right": False, "svg.fonttype": "path"})
+        yield Figure(figsize=(6.4, 3.6), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
