@@ -22,7 +22,7 @@ Array = np.ndarray
 #: Factors: a one-step distribution and how often it is composed.
 Factors = Sequence[tuple[LossDistribution, int]]
 
-_LOG_LEFT_TAIL = math.log(1e-16)
+_LOG_TAIL = math.log(1e-12)
 _UNIT = 1e-15
 _LARGEST_EXPONENT = 600.0
 
@@ -71,8 +71,8 @@ class ComposedLosses:
         if budget <= 0:
             return math.inf
         relative = (self.first + np.arange(len(self.tilted))) * self.spacing - near
-        # Far below the guess, untilting would overflow; starting there would only give a smaller epsilon.
-        begin = int(np.searchsorted(relative, -300.0 / max(1.0, self.tilt)))
+        # No epsilon below 0 is asked for; and far below the guess, untilting would overflow.
+        begin = int(np.searchsorted(relative, max(-300.0 / max(1.0, self.tilt), -near - 2 * self.spacing)))
         relative, tilted = relative[begin:], self.tilted[begin:]
         if relative.size == 0:
             return math.inf
@@ -82,7 +82,8 @@ class ComposedLosses:
         above = _sum_above(masses)
         below = _sum_above(masses * np.exp(-relative))
         slack = self.error * _largest_weight(self.tilt) * untilt
-        reached = np.flatnonzero(above - np.exp(relative) * below + slack <= target)
+        growth = np.exp(np.minimum(relative, _LARGEST_EXPONENT))
+        reached = np.flatnonzero(above - growth * below + slack <= target)
         if reached.size == 0:
             return math.inf
         cell = int(reached[0]) - 1
@@ -96,8 +97,8 @@ class ComposedLosses:
         return max(0.0, near + max(epsilon, float(relative[cell])) + self.drift)
 
 
-def compose(factors: Factors, *, tilt: float, tail: float, max_points: int) -> ComposedLosses:
-    """Compose all factors. At most ``tail`` of mass above the grid is cut off, and counted as infinite.
+def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses:
+    """Compose all factors, on the grid points that matter at this tilt.
 
     Guarantee:
         The result's ``delta`` and ``epsilon`` are never below those of the exact composition.
@@ -116,9 +117,10 @@ def compose(factors: Factors, *, tilt: float, tail: float, max_points: int) -> C
     def log_moment(order: float) -> float:
         return sum(count * each.log_moment(order) for each, count in zip(cumulants, counts, strict=True))
 
-    steps = [4.0 / deviation, 6.0 / deviation, 9.0 / deviation, 14.0 / deviation]
-    upper = min((log_moment(tilt + step) - math.log(tail)) / (tilt + step) for step in [*steps, 0.1 * tilt, tilt])
-    lower = max((log_scale - log_moment(tilt - step) + _LOG_LEFT_TAIL) / step for step in steps)
+    # Chernoff's bound says where the tilted distribution ends; what lies beyond adds little to delta, and is added.
+    steps = [*(factor / deviation for factor in (4.0, 7.0)), 0.3 * tilt, tilt, 3.0 * tilt, 10.0]
+    upper = min((log_moment(tilt + step) - log_scale - _LOG_TAIL) / step for step in steps)
+    lower = max((log_scale - log_moment(tilt - step) + _LOG_TAIL) / step for step in steps)
     start = sum(count * distribution.first for distribution, count in factors)
     stop = start + sum(count * (len(distribution.masses) - 1) for distribution, count in factors)
     first = min(max(start, math.floor(min(lower, mean) / spacing)), stop)
@@ -131,6 +133,7 @@ def compose(factors: Factors, *, tilt: float, tail: float, max_points: int) -> C
     for (distribution, count), each in zip(factors, cumulants, strict=True):
         spectrum *= _power(fft.rfft(_wrapped(each.tilted, points)), count)
     tilted = np.roll(fft.irfft(spectrum, points), -((first - start) % points))
+    beyond = math.exp(min(0.0, log_scale - tilt * last * spacing + _LOG_TAIL)) if last < stop else 0.0
     total = sum(counts)
     kept = sum(count * math.log1p(-distribution.infinity) for distribution, count in factors)
     reach = sum(count * len(distribution.masses) * spacing for distribution, count in factors)
@@ -140,7 +143,7 @@ def compose(factors: Factors, *, tilt: float, tail: float, max_points: int) -> C
         tilt=tilt,
         log_scale=log_scale,
         tilted=np.maximum(tilted, 0.0),
-        infinity=-math.expm1(kept) + (tail if last < stop else 0.0),
+        infinity=min(1.0, -math.expm1(kept) + beyond),
         error=_UNIT * (total + 20) * math.sqrt(2.0) * float(np.linalg.norm(spectrum)),
         drift=_UNIT * reach,
     )
@@ -150,7 +153,7 @@ def best_tilt(factors: Factors, *, delta: float) -> tuple[float, float]:
     """The tilt with the best Chernoff-type bound of epsilon, and that bound, where no Renyi order is at hand."""
     best = (1.0, math.inf)
     for tilt in np.geomspace(0.02, 2000.0, 60):
-        log_moment = sum(count * _log_moment(distribution, float(tilt)) for distribution, count in factors)
+        log_moment = sum(count * _log_moment(_losses(each), each.masses, float(tilt)) for each, count in factors)
         bound = (log_moment + math.log(_largest_weight(float(tilt))) - math.log(delta)) / tilt
         if bound < best[1]:
             best = (float(tilt), bound)
@@ -159,30 +162,34 @@ def best_tilt(factors: Factors, *, delta: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cumulants:
-    distribution: LossDistribution
+    losses: Array
+    masses: Array
     tilted: Array
     mean: float
     variance: float
 
     @classmethod
     def of(cls, distribution: LossDistribution, tilt: float) -> _Cumulants:
-        losses = (distribution.first + np.arange(len(distribution.masses))) * distribution.spacing
-        tilted = distribution.masses * np.exp(tilt * losses - _log_moment(distribution, tilt))
-        mean = float(tilted @ losses)
-        return cls(
-            distribution=distribution,
-            tilted=tilted,
-            mean=mean,
-            variance=max(0.0, float(tilted @ (losses - mean) ** 2)),
-        )
+        losses, masses = _losses(distribution), distribution.masses
+        tilted = masses * np.exp(tilt * losses - _log_moment(losses, masses, tilt))
+        mean = float(np.sum(tilted * losses))
+        variance = max(0.0, float(np.sum(tilted * losses**2)) - mean**2)
+        return cls(losses=losses, masses=masses, tilted=tilted, mean=mean, variance=variance)
 
     def log_moment(self, order: float) -> float:
-        return _log_moment(self.distribution, order)
+        return _log_moment(self.losses, self.masses, order)
 
 
-def _log_moment(distribution: LossDistribution, order: float) -> float:
-    losses = (distribution.first + np.arange(len(distribution.masses))) * distribution.spacing
-    return float(logsumexp(order * losses, b=distribution.masses))
+def _losses(distribution: LossDistribution) -> Array:
+    return (distribution.first + np.arange(len(distribution.masses))) * distribution.spacing
+
+
+def _log_moment(losses: Array, masses: Array, order: float) -> float:
+    exponents = order * losses
+    peak = max(float(exponents[0]), float(exponents[-1]))
+    if peak > _LARGEST_EXPONENT or peak - min(float(exponents[0]), float(exponents[-1])) > _LARGEST_EXPONENT:
+        return float(logsumexp(exponents, b=masses))
+    return math.log(float(np.sum(masses * np.exp(exponents))))
 
 
 def _wrapped(masses: Array, points: int) -> Array:

@@ -48,6 +48,19 @@ class LossDistribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Epsilons:
+    """What every tail needs of the epsilons: ``k = e^eps``, and ``k - 1`` or ``1/k - 1``."""
+
+    k: Array
+    growth: Array
+
+    @classmethod
+    def of(cls, epsilons: Array, direction: Direction) -> _Epsilons:
+        sign = 1.0 if direction == "remove" else -1.0
+        return cls(k=np.exp(epsilons), growth=np.expm1(np.minimum(sign * epsilons, _LARGEST_LOSS)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Release:
     """The constants of one release, in one direction."""
 
@@ -67,31 +80,31 @@ class _Release:
             direction=direction,
         )
 
-    def tails(self, epsilons: Array, ratio: float, mean_ratio: float) -> tuple[Array, Array]:
+    def tails(self, at: _Epsilons, ratio: float, mean_ratio: float) -> tuple[Array, Array]:
         """The two parts of ``g = first - second`` at each epsilon; ``Z = 1 - q + q * mean_ratio``."""
         q, mu, z = self.q, self.mu, (1 - self.q) + self.q * mean_ratio
-        sign = 1.0 if self.direction == "remove" else -1.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            excess = (np.expm1(np.minimum(sign * epsilons, _LARGEST_LOSS)) * (z / q) + (mean_ratio - ratio)) / ratio
-            u = np.where(excess > -1, np.log1p(excess) / mu + mu / 2, -np.inf)
-        plain, shifted = ndtr(-sign * u), ndtr(sign * (mu - u))
-        mixture = (1 - q) * plain + q * ratio * shifted
-        k = np.exp(epsilons)
-        return (mixture, z * k * plain) if self.direction == "remove" else (z * plain, k * mixture)
+        excess = at.growth * (z / (q * ratio)) + (mean_ratio - ratio) / ratio
+        # Below -1 the tail is all or nothing, and the logarithm of 0, -inf, says which.
+        with np.errstate(divide="ignore"):
+            u = np.log1p(np.maximum(excess, -1.0)) / mu + mu / 2
+        if self.direction == "remove":
+            plain = ndtr(-u)
+            return (1 - q) * plain + (q * ratio) * ndtr(mu - u), z * at.k * plain
+        plain = ndtr(u)
+        return z * plain, at.k * ((1 - q) * plain + (q * ratio) * ndtr(u - mu))
 
     def range(self, upper_tail: float) -> tuple[float, float]:
         """Losses outside this range have less than ``upper_tail`` above and next to nothing below."""
         far, near = -float(ndtri(max(upper_tail, _SMALLEST_TAIL))), -float(ndtri(_LOWER_TAIL))
         z_low, z_high = (1 - self.q) + self.q * self.low, (1 - self.q) + self.q * self.high
         if self.direction == "remove":
-            return self._log_mix(self.low, -near) - math.log(z_high), self._log_mix(self.high, self.mu + far) - math.log(
-                z_low
-            )
-        return math.log(z_low) - self._log_mix(self.high, near), math.log(z_high) - self._log_mix(self.low, -far)
+            low, high = self._log_mix(self.low, -near), self._log_mix(self.high, self.mu + far)
+            return low - math.log(z_high), high - math.log(z_low)
+        low, high = self._log_mix(self.high, near), self._log_mix(self.low, -far)
+        return math.log(z_low) - low, math.log(z_high) - high
 
     def _log_mix(self, ratio: float, u: float) -> float:
-        with np.errstate(divide="ignore"):
-            rest = np.log1p(-self.q) if self.q < 1 else -np.inf
+        rest = math.log1p(-self.q) if self.q < 1 else -math.inf
         return float(np.logaddexp(rest, math.log(self.q * ratio) + self.mu * u - self.mu**2 / 2))
 
 
@@ -144,13 +157,14 @@ def _connect_the_dots(spacing: float, first: int, above: Array, scaled: Array) -
 
 def _envelope(release: _Release, epsilons: Array, pieces: int) -> tuple[Array, Array]:
     """``A(k)`` and ``k B(k)`` of the bound U, at the best ``lam`` for each k."""
+    at = _Epsilons.of(epsilons, release.direction)
     if release.low == release.high:
-        first, second = release.tails(epsilons, release.high, release.high)
+        first, second = release.tails(at, release.high, release.high)
         z = (1 - release.q) + release.q * release.high
         return first / z, second / z
     best = np.full(epsilons.shape, -np.inf)
     best_first, best_second = np.zeros_like(best), np.zeros_like(best)
-    for value, first, second in _candidates(release, epsilons, pieces):
+    for value, first, second in _candidates(release, at, pieces):
         better = value > best
         best = np.where(better, value, best)
         best_first = np.where(better, first, best_first)
@@ -158,7 +172,7 @@ def _envelope(release: _Release, epsilons: Array, pieces: int) -> tuple[Array, A
     return best_first, best_second
 
 
-def _candidates(release: _Release, epsilons: Array, pieces: int) -> Iterator[tuple[Array, Array, Array]]:
+def _candidates(release: _Release, at: _Epsilons, pieces: int) -> Iterator[tuple[Array, Array, Array]]:
     """On each piece: its ends, and the stationary point of quadratic over affine."""
     gap = release.high - release.low
     width = 1.0 / pieces
@@ -167,7 +181,7 @@ def _candidates(release: _Release, epsilons: Array, pieces: int) -> Iterator[tup
         weight = index / pieces
         mean_ratio = release.low + weight * gap
         z = (1 - release.q) + release.q * mean_ratio
-        return weight, z, [release.tails(epsilons, r, mean_ratio) for r in (release.high, release.low)]
+        return weight, z, [release.tails(at, r, mean_ratio) for r in (release.high, release.low)]
 
     def mix(weight: Array | float, z: Array | float, parts: list[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
         first = (weight * parts[0][0] + (1 - weight) * parts[1][0]) / z

@@ -12,8 +12,8 @@ from sluice.accounting.loss_distribution import DIRECTIONS, loss_range
 
 Array = np.ndarray
 
-_MAX_ONE_STEP_POINTS = 1 << 17
-_MAX_TAIL_EVALUATIONS = 1 << 23
+_MAX_ONE_STEP_POINTS = 1 << 18
+_MAX_TAIL_EVALUATIONS = 1 << 19
 _MAX_PIECES = 160
 
 
@@ -45,25 +45,13 @@ def choose_grid(
         default=1.0,
     )
     finest = max(span / _MAX_ONE_STEP_POINTS, smallest_spacing)
-    coarsest = max(finest, min(0.25 / (1 + tilt), 0.02 * max(epsilon, 1e-3)))
-    candidates = np.geomspace(coarsest, finest, 64)
+    coarsest = max(finest, min(0.25 / (1 + tilt), 0.02 * epsilon))
+    candidates = np.geomspace(coarsest, finest, 48)
     cost = np.zeros_like(candidates)
     for event, count in releases:
         cost += count * _rounding_cost(event, tilt, candidates)
     fitting = np.flatnonzero(cost <= 0.6 * tolerance * epsilon)
     spacing = float(candidates[fitting[0]] if fitting.size else candidates[-1])
-    return with_spacing(releases, spacing, tilt=tilt, epsilon=epsilon, upper_tail=upper_tail, tolerance=tolerance)
-
-
-def with_spacing(
-    releases: tuple[tuple[SelectiveReleaseDpEvent, int], ...],
-    spacing: float,
-    *,
-    tilt: float,
-    epsilon: float,
-    upper_tail: float,
-    tolerance: float,
-) -> Grid:
     total = sum(count for _, count in releases) or 1
     pieces = []
     for event, _ in releases:
@@ -81,8 +69,7 @@ def _rounding_cost(event: SelectiveReleaseDpEvent, tilt: float, spacings: Array)
     q, mu, ratio = event.sampling_probability, 1.0 / event.effective_noise_multiplier, event.acceptance.ratio_max
     reach = min(max(2.0, 1 + tilt) * mu, 400.0)
     u = np.arange(-10.0, reach + 10.0, max(0.25 / max(mu, 1.0), (reach + 20.0) / 4000))
-    with np.errstate(divide="ignore"):
-        log_mix = np.logaddexp(np.log1p(-q) if q < 1 else -np.inf, math.log(q * ratio) + mu * u - mu * mu / 2)
+    log_mix = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q * ratio) + mu * u - mu * mu / 2)
     losses = log_mix - math.log((1 - q) + q * ratio)
     exponent = (1 + tilt) * log_mix - u * u / 2
     weights = np.exp(exponent - exponent.max())
@@ -90,4 +77,4 @@ def _rounding_cost(event: SelectiveReleaseDpEvent, tilt: float, spacings: Array)
     rest = np.mod(losses[None, :], spacings[:, None])
     up = np.expm1(-rest) / np.expm1(-spacings)[:, None]
     growth = np.exp(-tilt * rest) * (1 + up * np.expm1(tilt * spacings)[:, None]) - 1
-    return np.log1p(np.maximum(growth @ weights, 0.0)) / tilt
+    return np.log1p(np.maximum(np.sum(growth * weights, axis=1), 0.0)) / tilt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -14,12 +13,13 @@ from sluice.accounting import foreign_losses
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
 from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.accounting.loss_distribution import DIRECTIONS, Direction, loss_distribution
-from sluice.accounting.loss_grid import Grid, choose_grid, with_spacing
+from sluice.accounting.loss_grid import Grid, choose_grid
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
 Array = np.ndarray
 
 _MAX_POINTS = 1 << 20
+_MAX_PASSES = 5
 _CUT_OFF = 1e-6
 _LARGEST_EPSILON = 500.0
 _SMALLEST_DELTA = 1e-280
@@ -63,8 +63,18 @@ def solve_epsilon(events: Events, *, delta: float, tolerance: float) -> float:
     bound, order = (float(x) for x in rdp.compute_epsilon(DEFAULT_ORDERS, renyi, delta))
     if bound == 0 or bound > _LARGEST_EPSILON or delta < _SMALLEST_DELTA:
         return bound
-    composed = _compose(events, tilt=order - 1, epsilon=bound, delta=delta, tolerance=tolerance)
-    return min(bound, max(losses.epsilon(delta, near=bound) for losses in composed))
+    best, finest = bound, math.inf
+    for _ in range(_MAX_PASSES):
+        grid = _grid(events, tilt=order - 1, epsilon=best, delta=delta, tolerance=tolerance)
+        if grid.spacing > 0.8 * finest:
+            break
+        composed = _compose(events, grid, tilt=order - 1)
+        finest = composed[0].spacing
+        previous, best = best, min(best, max(losses.epsilon(delta, near=best) for losses in composed))
+        # Where rare, large losses make the Renyi bound loose, the grid was chosen for too large an epsilon.
+        if best > 0.7 * previous or best == 0:
+            break
+    return best
 
 
 def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
@@ -78,38 +88,31 @@ def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
     bound, order = (float(x) for x in rdp.rdp_privacy_accountant.compute_delta(DEFAULT_ORDERS, renyi, epsilon))
     if bound < _SMALLEST_DELTA or epsilon > _LARGEST_EPSILON:
         return bound
-    composed = _compose(events, tilt=order - 1, epsilon=max(epsilon, 1e-3), delta=bound, tolerance=tolerance)
+    grid = _grid(events, tilt=order - 1, epsilon=max(epsilon, 1e-3), delta=bound, tolerance=tolerance)
+    composed = _compose(events, grid, tilt=order - 1)
     return min(bound, max(losses.delta(epsilon) for losses in composed))
 
 
-def _compose(
-    events: Events, *, tilt: float, epsilon: float, delta: float, tolerance: float
-) -> tuple[ComposedLosses, ...]:
-    upper_tail = _CUT_OFF * delta / events.count
-    finest = max((foreign_losses.smallest_spacing(event) for event, _ in events.foreign), default=0.0)
-    grid = choose_grid(
+def _grid(events: Events, *, tilt: float, epsilon: float, delta: float, tolerance: float) -> Grid:
+    return choose_grid(
         events.releases,
         tilt=tilt,
         epsilon=epsilon,
-        upper_tail=upper_tail,
+        upper_tail=_CUT_OFF * delta / events.count,
         tolerance=tolerance,
-        smallest_spacing=finest,
+        smallest_spacing=max((foreign_losses.smallest_spacing(event) for event, _ in events.foreign), default=0.0),
     )
+
+
+def _compose(events: Events, grid: Grid, *, tilt: float) -> tuple[ComposedLosses, ...]:
+    """Compose in both directions, on the given grid or on the finest coarser one that is small enough."""
     while True:
         try:
             return tuple(
-                compose(_factors(events, direction, grid), tilt=tilt, tail=_CUT_OFF * delta, max_points=_MAX_POINTS)
-                for direction in DIRECTIONS
+                compose(_factors(events, direction, grid), tilt=tilt, max_points=_MAX_POINTS) for direction in DIRECTIONS
             )
         except GridTooLargeError as error:
-            grid = with_spacing(
-                events.releases,
-                grid.spacing * max(1.5, 1.1 * error.points / _MAX_POINTS),
-                tilt=tilt,
-                epsilon=epsilon,
-                upper_tail=upper_tail,
-                tolerance=tolerance,
-            )
+            grid = replace(grid, spacing=grid.spacing * max(1.5, 1.1 * error.points / _MAX_POINTS))
 
 
 def _compose_without_order(events: Events, delta: float) -> tuple[tuple[ComposedLosses, ...], float]:
@@ -117,12 +120,12 @@ def _compose_without_order(events: Events, delta: float) -> tuple[tuple[Composed
     spacing = max(1e-4, *(foreign_losses.smallest_spacing(event) for event, _ in events.foreign))
     upper_tail = _CUT_OFF * delta / events.count
     while True:
-        grid = with_spacing(events.releases, spacing, tilt=10.0, epsilon=1.0, upper_tail=upper_tail, tolerance=1e-4)
+        grid = Grid(spacing=spacing, upper_tail=upper_tail, pieces=(32,) * len(events.releases))
         per_direction = [_factors(events, direction, grid) for direction in DIRECTIONS]
         tilt, guess = max((best_tilt(factors, delta=delta) for factors in per_direction), key=lambda pair: pair[1])
         try:
             composed = tuple(
-                compose(factors, tilt=tilt, tail=_CUT_OFF * delta, max_points=_MAX_POINTS) for factors in per_direction
+                compose(factors, tilt=tilt, max_points=_MAX_POINTS) for factors in per_direction
             )
             return composed, guess
         except GridTooLargeError as error:

@@ -14,7 +14,7 @@ from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_releas
 from sluice.accounting.loss_solver import Events, solve_delta, solve_epsilon
 from sluice.accounting.rdp_accountant import ADD_OR_REMOVE_ONE, ErrorDetails
 
-DEFAULT_TOLERANCE = 5e-5
+DEFAULT_TOLERANCE = 1e-4
 
 
 class SelectivePLDAccountant(pld.PLDAccountant):
