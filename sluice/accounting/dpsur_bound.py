@@ -66,14 +66,18 @@ class SelfSelection:
 
     def centred_renyi(self, order: float) -> float:
         """Bound by the centred moment (section 8.3), the worse of the two directions; infinite where not evaluated."""
+        return max(self.centred_renyi_by_direction(order))
+
+    def centred_renyi_by_direction(self, order: float) -> tuple[float, float]:
+        """Bounds of ``D(P' || P)`` and ``D(P || P')``, where P' is the law with the record."""
         if order / self.noise_multiplier > _MOST_PANELS * self._panel_width:
-            return math.inf
+            return math.inf, math.inf
         edges = self.spread**_CELL_EDGES
         lower, upper = edges[:-1], edges[1:]
         removed = np.log(upper) + self._removed_moment(order, *self._removed_factor(lower, upper))
         added = np.log(upper) + self._added_moment(order, *self._added_factor(lower, upper))
-        worst = max(float(np.max(removed)), float(np.max(added)))
-        return float(np.logaddexp(0.0, worst)) / (order - 1)
+        removing, adding = (float(np.logaddexp(0.0, np.max(logs))) / (order - 1) for logs in (removed, added))
+        return removing, adding
 
     def _reach(self, upper: np.ndarray) -> np.ndarray:
         """How far the record's step can move the mean acceptance, relative to it."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import dp_accounting as dpa
 import numpy as np
@@ -92,10 +92,42 @@ def test_the_quadrature_agrees_with_an_adaptive_one():
         assert math.exp(ours[0]) == pytest.approx(exact, rel=1e-9)
 
 
-def exact_divergence(mechanism: Dpsur, rng: np.random.Generator) -> dict[float, float]:
-    """Both released laws on a grid, for four other records, all batches, and an adversary's choice of losses."""
+@dataclass(frozen=True, kw_only=True)
+class Laws:
+    """Both released laws on a grid of weights: f and f' the step, a and a' the acceptance, without and with z."""
+
+    step: np.ndarray
+    step_with: np.ndarray
+    acceptance: np.ndarray
+    acceptance_with: np.ndarray
+
+    @property
+    def normalisers(self) -> tuple[float, float]:
+        kept, kept_with = np.sum(self.step * self.acceptance), np.sum(self.step_with * self.acceptance_with)
+        return float(kept / np.sum(self.step)), float(kept_with / np.sum(self.step_with))
+
+    def divergences(self, order: float) -> tuple[float, float]:
+        log_p = np.log(self.step * self.acceptance)
+        log_q = np.log(self.step_with * self.acceptance_with)
+        log_p, log_q = log_p - logsumexp(log_p), log_q - logsumexp(log_q)
+        removing = logsumexp(order * log_q + (1 - order) * log_p)
+        adding = logsumexp(order * log_p + (1 - order) * log_q)
+        return removing / (order - 1), adding / (order - 1)
+
+
+def grid_of(mechanism: Dpsur, others: int) -> np.ndarray:
+    reach = others + 1 + 10 * mechanism.noise_multiplier
+    return np.linspace(-reach, reach, 4001)
+
+
+def acceptance_of(mechanism: Dpsur, change: np.ndarray) -> np.ndarray:
+    return norm.cdf((mechanism.beta - change) / (2 * mechanism.validation_noise))
+
+
+def enumerated_laws(mechanism: Dpsur, rng: np.random.Generator) -> Laws:
+    """Four other records, all batches, and an adversary's choice of loss changes for every validation batch."""
     others, width = 4, mechanism.noise_multiplier
-    weights = np.linspace(-others - 1 - 10 * width, others + 1 + 10 * width, 4001)
+    weights = grid_of(mechanism, others)
     gradients = rng.choice([-1.0, 0.0, 1.0], others)
     moved = rng.choice([-1.0, 1.0])
     rate, validation_rate = mechanism.sample_rate, mechanism.validation_rate
@@ -109,31 +141,50 @@ def exact_divergence(mechanism: Dpsur, rng: np.random.Generator) -> dict[float, 
             return np.clip(rng.normal() + rng.normal() * weights, -1, 1)
         return np.where((weights > left) & (weights < right), 1.0, -1.0) * rng.choice([-1, 1])
 
-    def acceptance(change: np.ndarray) -> np.ndarray:
-        return norm.cdf((mechanism.beta - change) / (2 * mechanism.validation_noise))
-
-    without, with_record, usual = 0.0, 0.0, loss_change()
+    without, with_record, usual = np.zeros_like(weights), np.zeros_like(weights), loss_change()
     for batch in itertools.product([0, 1], repeat=2):
         probability = math.prod(validation_rate if drawn else 1 - validation_rate for drawn in batch)
         before = usual if rng.random() < 0.6 else loss_change()
         after = (before, -before, loss_change())[rng.integers(3)]
-        without = without + probability * acceptance(before)
-        tested = (1 - validation_rate) * acceptance(before) + validation_rate * acceptance(after)
-        with_record = with_record + probability * tested
-    step, moved_step = 0.0, 0.0
+        accepted, accepted_after = acceptance_of(mechanism, before), acceptance_of(mechanism, after)
+        without += probability * accepted
+        with_record += probability * ((1 - validation_rate) * accepted + validation_rate * accepted_after)
+    step, moved_step = np.zeros_like(weights), np.zeros_like(weights)
     for batch in itertools.product([0, 1], repeat=others):
         probability = math.prod(rate if drawn else 1 - rate for drawn in batch)
         mean = float(np.dot(batch, gradients))
-        step = step + probability * norm.pdf(weights, mean, width)
-        moved_step = moved_step + probability * norm.pdf(weights, mean + moved, width)
-    log_p = np.log(step * without)
-    log_q = np.log(((1 - rate) * step + rate * moved_step) * with_record)
-    log_p, log_q = log_p - logsumexp(log_p), log_q - logsumexp(log_q)
-    return {
-        order: max(logsumexp(order * log_q + (1 - order) * log_p), logsumexp(order * log_p + (1 - order) * log_q))
-        / (order - 1)
-        for order in ORDERS
-    }
+        step += probability * norm.pdf(weights, mean, width)
+        moved_step += probability * norm.pdf(weights, mean + moved, width)
+    return Laws(
+        step=step,
+        step_with=(1 - rate) * step + rate * moved_step,
+        acceptance=without,
+        acceptance_with=with_record,
+    )
+
+
+def selective_laws(mechanism: Dpsur, threshold: float, *, both_tails: bool) -> Laws:
+    """No other record moves anything; the gate favours one tail of the step, or both, and never looks at z."""
+    weights = grid_of(mechanism, 0)
+    where = np.abs(weights) if both_tails else weights
+    acceptance = acceptance_of(mechanism, np.where(where > threshold, -1.0, 1.0))
+    rate, width = mechanism.sample_rate, mechanism.noise_multiplier
+    step = norm.pdf(weights, 0, width)
+    return Laws(
+        step=step,
+        step_with=(1 - rate) * step + rate * norm.pdf(weights, 1, width),
+        acceptance=acceptance,
+        acceptance_with=acceptance,
+    )
+
+
+def selection_of(mechanism: Dpsur) -> SelfSelection:
+    return SelfSelection(
+        sample_rate=mechanism.sample_rate,
+        noise_multiplier=mechanism.noise_multiplier,
+        validation_rate=mechanism.validation_rate,
+        spread=mechanism.spread,
+    )
 
 
 def random_mechanism(rng: np.random.Generator) -> Dpsur:
@@ -155,26 +206,68 @@ def plain_renyi(mechanism: Dpsur) -> np.ndarray:
 def test_no_enumerated_case_exceeds_either_bound():
     rng = np.random.default_rng(20240607)
     closest, above_plain = 0.0, 0
-    for _ in range(120):
+    for _ in range(80):
         mechanism = random_mechanism(rng)
-        selection = SelfSelection(
-            sample_rate=mechanism.sample_rate,
-            noise_multiplier=mechanism.noise_multiplier,
-            validation_rate=mechanism.validation_rate,
-            spread=mechanism.spread,
-        )
+        selection = selection_of(mechanism)
         plain = plain_renyi(mechanism)
         conditioning = selection.conditioning_renyi(np.array(ORDERS), plain)
-        exact = exact_divergence(mechanism, rng)
+        laws = enumerated_laws(mechanism, rng)
         for index, order in enumerate(ORDERS):
-            centred = selection.centred_renyi(order)
-            assert exact[order] <= centred * (1 + 1e-6)
-            assert exact[order] <= conditioning[index] * (1 + 1e-6)
-            closest = max(closest, exact[order] / min(centred, conditioning[index]))
-            above_plain += exact[order] > plain[index] * (1 + 1e-6)
+            exact, centred = laws.divergences(order), selection.centred_renyi_by_direction(order)
+            assert exact[0] <= centred[0] * (1 + 1e-6)
+            assert exact[1] <= centred[1] * (1 + 1e-6)
+            assert max(exact) <= conditioning[index] * (1 + 1e-6)
+            closest = max(closest, max(exact) / min(max(centred), conditioning[index]))
+            above_plain += max(exact) > plain[index] * (1 + 1e-6)
     assert closest > 0.5, "the cases are too tame to test anything"
     # The negative control: an account that charges nothing for the selection is exceeded by many of the same cases.
-    assert above_plain > 100
+    assert above_plain > 60
+
+
+@pytest.mark.parametrize("both_tails", [False, True])
+@pytest.mark.parametrize("threshold", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize(("noise", "validation_noise"), [(1.0, 0.5), (0.5, 1.0)])
+def test_a_gate_that_favours_the_tail_stays_below_the_bound(noise, validation_noise, threshold, both_tails):
+    mechanism = Dpsur(sample_rate=0.02, noise_multiplier=noise, validation_rate=1e-9, validation_noise=validation_noise)
+    laws = selective_laws(mechanism, threshold * noise, both_tails=both_tails)
+    for order in ORDERS:
+        exact, bound = laws.divergences(order), selection_of(mechanism).centred_renyi_by_direction(order)
+        assert exact[0] <= bound[0]
+        assert exact[1] <= bound[1]
+
+
+def test_the_spread_has_to_be_paid():
+    """Without the factor t the bound would be too small here: the gate keeps what tells most about the record."""
+    mechanism = Dpsur(sample_rate=0.02, noise_multiplier=1.0, validation_rate=1e-9, validation_noise=0.5)
+    removing, adding = 0.0, 0.0
+    plain_removing, plain_adding = selection_of(replace(mechanism, validation_noise=1e6)).centred_renyi_by_direction(
+        2.0
+    )
+    for threshold in (1.5, 2.5, 4.0):
+        exact = selective_laws(mechanism, threshold, both_tails=False).divergences(2.0)
+        removing, adding = max(removing, exact[0]), max(adding, exact[1])
+    assert removing > 2 * plain_removing
+    assert adding > 2 * plain_adding
+
+
+def test_the_factor_between_the_density_ratios_stays_in_its_range():
+    rng = np.random.default_rng(7)
+    closest = 0.0
+    for _ in range(150):
+        mechanism = random_mechanism(rng)
+        selection, laws = selection_of(mechanism), enumerated_laws(mechanism, rng)
+        normaliser, normaliser_with = laws.normalisers
+        ratio = laws.acceptance_with / laws.acceptance
+        largest = math.exp(mechanism.log_acceptance_max)
+        for factor, share, bounds in (
+            (ratio * normaliser / normaliser_with, largest / normaliser, selection._removed_factor),
+            (normaliser_with / normaliser / ratio, largest / normaliser_with, selection._added_factor),
+        ):
+            low, high = bounds(np.array([share]), np.array([share]))
+            assert low[0] * (1 - 1e-5) <= np.min(factor)
+            assert np.max(factor) <= high[0] * (1 + 1e-5)
+            closest = max(closest, np.max(factor) / high[0], low[0] / np.min(factor))
+    assert closest > 0.98, "the cases are too tame to test anything"
 
 
 def test_the_provable_bound_is_never_below_the_plain_one():
