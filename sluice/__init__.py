@@ -1,3 +1,46 @@
-"""Differentially private training of PyTorch models by selective release."""
+"""Differentially private training of PyTorch models by selective release.
+
+Names are loaded on first use, so that ``import sluice`` and the command line start at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluice.engine import PrivacyEngine
+    from sluice.gate import ClippingBiasGate, CoinGate, Gate
+    from sluice.mechanism import Mechanism
+    from sluice.scaling import Clip, GlobalScaling, Normalise
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Clip": "scaling",
+    "ClippingBiasGate": "gate",
+    "CoinGate": "gate",
+    "Gate": "gate",
+    "GlobalScaling": "scaling",
+    "Mechanism": "mechanism",
+    "Normalise": "scaling",
+    "PrivacyEngine": "engine",
+}
+
+__all__ = [
+    "Clip",
+    "ClippingBiasGate",
+    "CoinGate",
+    "Gate",
+    "GlobalScaling",
+    "Mechanism",
+    "Normalise",
+    "PrivacyEngine",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"sluice.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'sluice' has no attribute {name!r}")

@@ -7,7 +7,8 @@ Both ways of training end here. Only three things would have to cross workers, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -48,6 +49,10 @@ class Releaser:
         apply: takes the released mean gradient by parameter name and updates the weights with it.
         before_release: called with the number of the release before anything of it is applied (a ledger's place).
 
+    Attributes:
+        released: updates that the weights contain.
+        lost: releases that were put on record and then lost in a crash; they count as spent.
+
     Guarantee:
         Each call of ``apply`` gets one release as `SelectiveReleaseDpEvent` (or the plain sampled Gaussian, without
         a gate) defines it: a Poisson sample at ``mechanism.sample_rate``, accepted by the gate, its scaled sum with
@@ -69,6 +74,7 @@ class Releaser:
         self.noise = noise
         self.trace = PrivateTrace()
         self.released = 0
+        self.lost = 0
         self.reference: ReferenceState | None = mechanism.gate.first_reference() if mechanism.gate else None
         self._zeros = zeros
         self._apply = apply
@@ -81,9 +87,14 @@ class Releaser:
         self._forget()
 
     @property
+    def spent(self) -> int:
+        """Releases that have to be paid for: those made, and those that a crash took after they were on record."""
+        return self.released + self.lost
+
+    @property
     def done(self) -> bool:
         """Whether the last release has been made."""
-        return self.released >= self.mechanism.releases
+        return self.spent >= self.mechanism.releases
 
     @property
     def still_possible(self) -> bool:
@@ -149,6 +160,23 @@ class Releaser:
         self._forget()
         self._apply(released)
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep between two releases; sensitive where the reference is hidden."""
+        return {
+            "released": self.released,
+            "noise": self.noise.state_dict(),
+            "reference": None if self.reference is None else asdict(self.reference),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
+        """Continue from a checkpoint; ``lost`` releases after it are on record and gone."""
+        self._forget()
+        self._attempts_used = self._measured = 0
+        self.released = state["released"]
+        self.lost = lost
+        self.noise.load_state_dict(state["noise"])
+        self.reference = None if state["reference"] is None else ReferenceState(**state["reference"])
 
     def _forget(self) -> None:
         self._attempt = None

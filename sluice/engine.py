@@ -1,0 +1,458 @@
+"""The engine: makes a model, an optimizer and a data set private, and trains them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+
+from sluice import validate
+from sluice.accounting import create_accountant
+from sluice.accounting.calibration import calibrate
+from sluice.batches import Batches, rows_in, split_pair
+from sluice.errors import InputError
+from sluice.gate import ClippingBiasGate, Gate
+from sluice.gradients import GradientOptions, PerSampleGradients
+from sluice.gradients.loop import LoopCapture
+from sluice.mechanism import Mechanism
+from sluice.noise import NoiseSource, SecureNoise, SeededNoise
+from sluice.optimizer import PrivateOptimizer, Updates
+from sluice.release import Releaser
+from sluice.sampling import exact_sample_rate
+from sluice.scaling import Clip, GlobalScaling, ScalingRule
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class PrivateLoader:
+    """The batches of the ordinary loop, in pieces of at most ``max_physical_batch_size``.
+
+    It ends by itself when the last release is made (with ``epochs=``: when those of one epoch are).
+    """
+
+    def __init__(
+        self,
+        *,
+        batches: Batches,
+        releaser: Releaser,
+        capture: LoopCapture,
+        piece_size: int,
+        releases_per_pass: int,
+    ) -> None:
+        self.dataset = batches.dataset
+        self._batches = batches
+        self._releaser = releaser
+        self._capture = capture
+        self._piece_size = piece_size
+        self._releases_per_pass = releases_per_pass
+        self.last_piece = False
+
+    def __iter__(self) -> Iterator[Any]:
+        end = self._releaser.released + self._releases_per_pass
+        self._capture.attach()
+        while not self._releaser.done and self._releaser.released < end:
+            indices = self._releaser.begin()
+            if len(indices) == 0:
+                self._releaser.finish()  # an empty sample is legal: noise alone, and charged like any other
+                continue
+            remaining = len(indices)
+            for piece in self._batches.pieces(indices, self._piece_size):
+                rows = rows_in(piece)
+                remaining -= rows
+                self.last_piece = remaining == 0
+                self._capture.expect(rows)
+                yield piece
+                self._capture.require_collected()
+                if not self._releaser.still_possible:
+                    break
+
+
+class PrivacyEngine:
+    """Trains with differential privacy, adding or removing one record being what is protected.
+
+    Args:
+        accountant: which sound accountant `get_epsilon` and calibration use: "pld" or "rdp".
+        seed: None for cryptographic randomness that cannot be repeated. A whole number makes sampling, gate and noise
+            repeatable, for experiments only: whoever knows the seed can undo the noise.
+
+    ::
+
+        engine = PrivacyEngine()
+        model, optimizer, loader = engine.make_private_with_epsilon(
+            module=model, optimizer=optimizer, data_loader=loader,
+            target_epsilon=1.0, target_delta=1e-5, releases=1000, max_grad_norm=1.0,
+            scaling=GlobalScaling(bound=8.0), gate=ClippingBiasGate(beta=3.0),
+        )
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+        engine.get_epsilon(delta=1e-5)
+    """
+
+    def __init__(self, *, accountant: str = "pld", seed: int | None = None) -> None:
+        validate.one_of(("pld", "rdp"), accountant=accountant)
+        self.accountant = accountant
+        self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
+        self._mechanism: Mechanism | None = None
+        self._releaser: Releaser | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any] | Dataset[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        releases: int | None = None,
+        epochs: int | None = None,
+        sample_rate: float | None = None,
+        scaling: ScalingRule | None = None,
+        gate: Gate | None = None,
+        preparation: tuple[float, ...] = (),
+        loss_reduction: str = "mean",
+        lr_scheduler: LRScheduler | None = None,
+        ema_decay: float | None = None,
+        max_physical_batch_size: int = 256,
+        gradient_options: GradientOptions | None = None,
+        before_release: Callable[[int], None] | None = None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        """Wire a mechanism to a model, an optimizer and a data set.
+
+        Args:
+            module: returned as it is; neither wrapped nor renamed.
+            optimizer: any torch optimizer over the module's parameters.
+            data_loader: a loader, of which only data set, collate function and workers are used, or a map-style data
+                set. Batches are Poisson samples, whatever the loader's own sampler was.
+            noise_multiplier: standard deviation of the noise over ``max_grad_norm``.
+            max_grad_norm: the most that one record's weighted gradient may measure.
+            releases: how many updates to release. Or:
+            epochs: as many as make this many passes over the data on average; the loader then ends after each.
+            sample_rate: probability with which a record is in a batch. None takes the loader's batch size over the
+                number of records, exactly.
+            scaling: from norms to weights; None clips at ``max_grad_norm``. Its own ``max_grad_norm`` must agree.
+            gate: which attempts are released; None releases all: plain DP-SGD.
+            preparation: noise multipliers of Gaussian releases already made from the same records.
+            loss_reduction: what the loss returns in your loop: "mean" or "sum" over the batch.
+            lr_scheduler: advanced with each release. Do not call its ``step`` yourself.
+            ema_decay: also keep a running average of the released weights (`averaged`); costs no privacy.
+            max_physical_batch_size: at most so many records go through the model at once; bounds the memory only.
+            before_release: called with the number of a release before it is applied.
+        """
+        if self._mechanism is not None:
+            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
+        batches = Batches(data_loader)
+        rate = self._sample_rate(sample_rate, data_loader, batches.size)
+        per_epoch = math.ceil(1 / rate)
+        mechanism = Mechanism(
+            sample_rate=rate,
+            expected_batch_size=rate * batches.size,
+            scaling=_scaling_with(scaling, max_grad_norm),
+            noise_multiplier=noise_multiplier,
+            releases=_total_releases(releases, epochs, per_epoch),
+            gate=_gate_with(gate, scaling, max_grad_norm),
+            preparation=preparation,
+        )
+        return self._wire(
+            mechanism,
+            module=module,
+            optimizer=optimizer,
+            batches=batches,
+            loss_reduction=loss_reduction,
+            lr_scheduler=lr_scheduler,
+            ema_decay=ema_decay,
+            piece_size=max_physical_batch_size,
+            releases_per_pass=mechanism.releases if epochs is None else per_epoch,
+            gradient_options=gradient_options,
+            before_release=before_release,
+        )
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any] | Dataset[Any],
+        target_epsilon: float,
+        target_delta: float,
+        max_grad_norm: float,
+        releases: int | None = None,
+        epochs: int | None = None,
+        sample_rate: float | None = None,
+        scaling: ScalingRule | None = None,
+        gate: Gate | None = None,
+        preparation: tuple[float, ...] = (),
+        loss_reduction: str = "mean",
+        lr_scheduler: LRScheduler | None = None,
+        ema_decay: float | None = None,
+        max_physical_batch_size: int = 256,
+        gradient_options: GradientOptions | None = None,
+        before_release: Callable[[int], None] | None = None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        """`make_private` with the noise that spends at most ``target_epsilon`` at ``target_delta``.
+
+        Noise of the gate and of its reference is chosen too where the gate leaves it open. The other arguments are
+        those of `make_private`.
+        """
+        size = Batches(data_loader).size
+        rate = self._sample_rate(sample_rate, data_loader, size)
+        chosen = calibrate(
+            sample_rate=rate,
+            releases=_total_releases(releases, epochs, math.ceil(1 / rate)),
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            gate=gate,
+            preparation=preparation,
+            accountant=self.accountant,
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=chosen.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            releases=releases,
+            epochs=epochs,
+            sample_rate=rate,
+            scaling=scaling,
+            gate=chosen.gate,
+            preparation=preparation,
+            loss_reduction=loss_reduction,
+            lr_scheduler=lr_scheduler,
+            ema_decay=ema_decay,
+            max_physical_batch_size=max_physical_batch_size,
+            gradient_options=gradient_options,
+            before_release=before_release,
+        )
+
+    def _wire(
+        self,
+        mechanism: Mechanism,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        batches: Batches,
+        loss_reduction: str,
+        lr_scheduler: LRScheduler | None,
+        ema_decay: float | None,
+        piece_size: int,
+        releases_per_pass: int,
+        gradient_options: GradientOptions | None,
+        before_release: Callable[[int], None] | None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
+        validate.positive_integer(max_physical_batch_size=piece_size)
+        if isinstance(optimizer, PrivateOptimizer):
+            raise InputError("the optimizer is private already: give make_private the original one.")
+        self._module = module
+        self._batches = batches
+        self._piece_size = piece_size
+        self._average: AveragedModel | None = None
+        if ema_decay is not None:
+            validate.open_fraction(ema_decay=ema_decay)
+            self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
+        updates = Updates(
+            module=module, optimizer=optimizer, lr_scheduler=lr_scheduler, after_release=self._update_average
+        )
+        self._gradients = PerSampleGradients(module, loss_reduction=loss_reduction, options=gradient_options)
+        releaser = Releaser(
+            mechanism=mechanism,
+            zeros=self._gradients.zeros,
+            apply=updates.apply,
+            noise=self.noise,
+            dataset_size=batches.size,
+            before_release=before_release,
+        )
+        capture = LoopCapture(self._gradients)
+        loader = PrivateLoader(
+            batches=batches,
+            releaser=releaser,
+            capture=capture,
+            piece_size=piece_size,
+            releases_per_pass=releases_per_pass,
+        )
+        self._mechanism, self._releaser, self._updates, self._capture = mechanism, releaser, updates, capture
+
+        def consume() -> None:
+            chunk = capture.collect()
+            updates.check_settings()
+            if releaser.absorb(chunk) and loader.last_piece:
+                updates.check_untouched()
+                releaser.finish()
+            else:
+                updates.nothing_released()
+
+        return module, PrivateOptimizer(updates, consume=consume), loader
+
+    def releases(self, loss: Loss) -> Iterator[int]:
+        """Train at full speed: one iteration for each release, which gives its number.
+
+        Args:
+            loss: ``loss(output, target)``, reduced as ``loss_reduction`` says. The data set's records are (inputs, ...,
+                target).
+
+        Does the same as the ordinary loop, in chunks that fit the cache, and stops when the last release is made.
+        """
+        releaser = self._running()
+        self._capture.detach()
+        while not releaser.done:
+            self._updates.check_untouched()
+            while not self._attempt(loss):
+                pass
+            yield releaser.released
+
+    def _attempt(self, loss: Loss) -> bool:
+        releaser = self._running()
+        indices = releaser.begin()
+        for piece in self._batches.pieces(indices, self._piece_size):
+            x, y = split_pair(piece)
+            for chunk in self._gradients.chunks(x, y, loss):
+                if not releaser.absorb(chunk):
+                    return False
+        return releaser.finish()
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What this run promises: public."""
+        self._running()
+        assert self._mechanism is not None
+        return self._mechanism
+
+    @property
+    def released(self) -> int:
+        """How many releases have been made: public."""
+        return self._running().released
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon of what has been released so far, by the sound accountant. Reading it changes nothing.
+
+        A run whose gate cannot be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed`.
+        """
+        if not self.mechanism.provable:
+            raise InputError(
+                "this run's gate compares with a hidden reference, so no epsilon can be proved for it. Use a public "
+                "reference (hidden_reference=False), or read get_claimed_epsilon(delta), which is not a guarantee."
+            )
+        return self._account(delta)
+
+    def get_claimed_epsilon(self, delta: float) -> float:
+        """The figure that accounting as if the reference were public gives. With a hidden one it is no guarantee."""
+        return self._account(delta)
+
+    def _account(self, delta: float) -> float:
+        validate.open_fraction(delta=delta)
+        accountant = create_accountant(self.accountant)
+        accountant.compose(self.mechanism.event_after(self._running().spent))
+        return float(accountant.get_epsilon(delta))
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The model with the running average of its released weights, for evaluation inside the block."""
+        if self._average is None:
+            raise InputError("no average is kept: pass ema_decay=0.99, say, to make_private.")
+        yield self._average.module
+
+    def accept_weights(self) -> None:
+        """Take weights that were changed by hand as they are. Only for changes that do not depend on the data."""
+        self._running()
+        self._updates.remember()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next release depends on: weights, optimizer, schedule, noise, reference, average.
+
+        Sensitive: it belongs in ``private/`` (a seeded source can be replayed from it).
+        """
+        scheduler = self._updates.lr_scheduler
+        return {
+            "releases": self._running().state_dict(),
+            "module": self._module.state_dict(),
+            "optimizer": self._updates.optimizer.state_dict(),
+            "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
+        """Continue from `state_dict`, on an engine that was set up with the same arguments.
+
+        Args:
+            lost: how many releases were made after this state was saved and are gone; they stay paid for.
+        """
+        running = self._running()
+        self._module.load_state_dict(state["module"])
+        self._updates.optimizer.load_state_dict(state["optimizer"])
+        if self._updates.lr_scheduler is not None:
+            self._updates.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+        running.load_state_dict(state["releases"], lost=lost)
+        self._updates.remember()
+
+    def close(self) -> None:
+        """Stop watching the model."""
+        if self._releaser is not None:
+            self._capture.detach()
+
+    def _update_average(self) -> None:
+        if self._average is not None:
+            self._average.update_parameters(self._module)
+
+    def _running(self) -> Releaser:
+        if self._releaser is None:
+            raise InputError("no run is set up: call make_private or make_private_with_epsilon first.")
+        return self._releaser
+
+    @staticmethod
+    def _sample_rate(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:
+        if isinstance(source, DataLoader) and not isinstance(source.sampler, RandomSampler | SequentialSampler):
+            raise InputError(
+                f"data_loader samples by {type(source.sampler).__name__}, which Poisson sampling would replace. Give a "
+                "loader without a sampler of its own, and put weights or subsets into the data set."
+            )
+        if given is not None:
+            validate.fraction(sample_rate=given)
+            return float(given)
+        if not isinstance(source, DataLoader) or source.batch_size is None:
+            raise InputError(
+                "sample_rate=None is not allowed here: give a number in (0, 1], or a loader with batch_size."
+            )
+        return exact_sample_rate(batch_size=source.batch_size, dataset_size=size)
+
+
+def _total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> int:
+    if (releases is None) == (epochs is None):
+        raise InputError(f"releases={releases}, epochs={epochs} is not allowed: give exactly one of the two.")
+    if epochs is not None:
+        validate.positive_integer(epochs=epochs)
+        return epochs * per_epoch
+    validate.positive_integer(releases=releases)
+    assert releases is not None
+    return releases
+
+
+def _scaling_with(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
+    validate.positive(max_grad_norm=max_grad_norm)
+    if scaling is None:
+        return Clip(max_grad_norm=max_grad_norm)
+    if scaling.max_grad_norm not in (1.0, max_grad_norm):
+        raise InputError(
+            f"scaling.max_grad_norm={scaling.max_grad_norm} contradicts max_grad_norm={max_grad_norm}: give one of them, "
+            "or the same number twice."
+        )
+    return replace(scaling, max_grad_norm=max_grad_norm)
+
+
+def _gate_with(gate: Gate | None, scaling: ScalingRule | None, max_grad_norm: float) -> Gate | None:
+    """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""
+    if isinstance(gate, ClippingBiasGate) and gate.small_norm is None:
+        bound = scaling.bound if isinstance(scaling, GlobalScaling) else max_grad_norm
+        return replace(gate, small_norm=min(bound, gate.large_norm))
+    return gate
