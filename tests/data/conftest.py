@@ -182,7 +182,7 @@ def mirrors() -> Iterator[Mirrors]:
             elif behaviour == "flood":
                 self.send_response(200)
                 self.end_headers()
-                while not over.is_set():
+                for _ in range(500):  # an end, so that a download without a limit fails a test, not the disk
                     self.wfile.write(bytes(1 << 16))
             else:
                 self._send(content)
