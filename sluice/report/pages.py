@@ -239,7 +239,7 @@ h2 { font-size: 1.15rem; margin: 2rem 0 0.4rem; border-bottom: 1px solid #ccc; }
 .warning { background: #fdecea; border-left: 5px solid #b3261e; padding: 0.7rem 1rem; font-weight: 600; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; width: 11rem; vertical-align: top; padding: 0.25rem 1rem 0.25rem 0; }
-td { padding: 0.25rem 0; overflow-wrap: anywhere; }
+td { padding: 0.25rem 0; vertical-align: top; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; }
 figure svg { max-width: 100%; height: auto; }
 li { margin: 0.25rem 0; }
