@@ -16,6 +16,7 @@ settings.load_profile("default")
 
 @pytest.fixture(autouse=True)
 def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's own cache. One cache is shared by a worker's whole run."""
-    shared = os.environ.get("SLUICE_TEST_CACHE") or str(tmp_path_factory.getbasetemp() / "cache")
-    monkeypatch.setenv("SLUICE_CACHE", shared)
+    """No test reads or writes the user's own cache. One cache serves the whole run, its parallel workers included."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    monkeypatch.setenv("SLUICE_CACHE", str(shared / "sluice-cache"))
