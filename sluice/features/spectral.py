@@ -43,8 +43,7 @@ class BandPass(nn.Module):
     """Convolve real signals with all angles of one wavelet scale, keep every ``step``-th point, take the modulus.
 
     Takes ``(rows, columns, samples)`` and gives ``(ANGLES, rows', columns', samples)`` in the workspace's buffer
-    ``output``. ``row_padding`` and ``column_padding`` are matrices applied to the signal first, at no cost;
-    identities where there is no padding.
+    ``output``. ``padding`` is a matrix for the rows and one for the columns, applied to the signal first at no cost.
     """
 
     analyse_rows: Tensor
@@ -55,23 +54,18 @@ class BandPass(nn.Module):
     synthesise_columns: Tensor
 
     def __init__(
-        self,
-        *,
-        spectra: Array,
-        step: int,
-        row_padding: Array,
-        column_padding: Array,
-        dtype: torch.dtype,
+        self, *, spectra: Array, step: int, padding: tuple[Array, Array] | None = None, dtype: torch.dtype
     ) -> None:
         super().__init__()
         _, height, width = spectra.shape
         self.step = step
         self.coarse = (height // step, width // step)
         self.frequencies = (height // step // 2 + 1, width // step // 2 + 1)
+        analyse_rows, analyse_columns = _after(padding, _analysis(height, step), _analysis(width, step))
         cosines, sines = _mixing(spectra, step)
         matrices = {
-            "analyse_rows": _analysis(height, step) @ row_padding,
-            "analyse_columns": _analysis(width, step) @ column_padding,
+            "analyse_rows": analyse_rows,
+            "analyse_columns": analyse_columns,
             "mix_cosines": cosines,
             "mix_sines": sines,
             "synthesise_rows": _cosines_then_sines(height // step),
@@ -121,11 +115,12 @@ class LowPass(nn.Module):
     columns: Tensor
 
     def __init__(
-        self, *, padded: tuple[int, int], level: int, row_padding: Array, column_padding: Array, dtype: torch.dtype
+        self, *, padded: tuple[int, int], level: int, padding: tuple[Array, Array] | None = None, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.register_buffer("rows", _tensor(_averages(padded[0], level) @ row_padding, dtype), persistent=False)
-        self.register_buffer("columns", _tensor(_averages(padded[1], level) @ column_padding, dtype), persistent=False)
+        rows, columns = _after(padding, _averages(padded[0], level), _averages(padded[1], level))
+        self.register_buffer("rows", _tensor(rows, dtype), persistent=False)
+        self.register_buffer("columns", _tensor(columns, dtype), persistent=False)
 
     def forward(self, signals: Tensor, workspace: Workspace, *, into: Tensor) -> None:
         count, rows, columns, samples = signals.shape
@@ -134,6 +129,10 @@ class LowPass(nn.Module):
         torch.bmm(self.rows.expand(count, -1, -1), signals.view(count, rows, -1), out=by_row)
         matrices = self.columns.expand(count * outputs, -1, -1)
         torch.bmm(matrices, by_row.view(-1, columns, samples), out=into.view(count * outputs, -1, samples))
+
+
+def _after(padding: tuple[Array, Array] | None, rows: Array, columns: Array) -> tuple[Array, Array]:
+    return (rows, columns) if padding is None else (rows @ padding[0], columns @ padding[1])
 
 
 def _tensor(matrix: Array, dtype: torch.dtype) -> Tensor:
@@ -199,9 +198,7 @@ def _mixing(spectra: Array, step: int) -> tuple[Array, Array]:
     return cosines.reshape(-1, 4 * ANGLES, inputs), sines[1:-1].reshape(-1, 4 * ANGLES, inputs)
 
 
-def _exponentials(
-    length: int, step: int
-) -> tuple[NDArray[np.int64], NDArray[np.complex128], NDArray[np.complex128]]:
+def _exponentials(length: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.complex128], NDArray[np.complex128]]:
     """For each (coarse frequency, alias, sign): the signed frequency, and its exponentials in cosines and sines.
 
     The input's exponential turns by -frequency, the output's by the frequency as the coarse grid sees it. Frequencies

@@ -1,0 +1,132 @@
+"""The mean and the mean square of each channel over a data set, released by the Gaussian mechanism."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import dp_accounting
+import torch
+from torch import Tensor
+
+from sluice import validate
+from sluice.errors import InputError
+from sluice.noise import NoiseSource, noisy_sum, power_of_two_below
+
+_RECORDS_AT_ONCE = 1024
+
+# Contributions are multiples of this fraction of the clip norm, so that float64 adds up to 2^27 of them exactly.
+_GRID = 2.0**-24
+_MOST_RECORDS = 2**27
+
+# Room for the rounding of the scaling itself, so that a contribution never exceeds the clip norm.
+_JUST_BELOW_ONE = 1.0 - 2.0**-40
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChannelStatistics:
+    """What was released: one number for each channel in each vector, as float32."""
+
+    mean: Tensor
+    mean_square: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Mean square less squared mean, and 0 where the noise made that negative."""
+        return (self.mean_square - self.mean.square()).clamp(min=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateStatistics:
+    """Released statistics and the event an accountant has to be told."""
+
+    statistics: ChannelStatistics
+    event: dp_accounting.DpEvent
+
+
+def private_channel_statistics(
+    features: Tensor,
+    *,
+    mean_clip_norm: float,
+    square_clip_norm: float,
+    noise_multiplier: float,
+    public_size: int,
+    noise: NoiseSource,
+) -> PrivateStatistics:
+    """Release each channel's mean and mean square over the data set.
+
+    Args:
+        features: ``(samples, channels, height, width)``; may be mapped from a file, it is read in parts.
+        mean_clip_norm: bound on the 2-norm of a record's vector of channel means. It must be public: chosen from
+            other data or from the scale of the features, never measured on these.
+        square_clip_norm: the same for a record's vector of channel mean squares.
+        noise_multiplier: standard deviation of the noise over the clip norm, for both releases.
+        public_size: what the sums are divided by; a public number near the number of records.
+        noise: the source of the noise.
+
+    Guarantee:
+        The result is post-processing of two Gaussian mechanisms with the noise multiplier ``noise_multiplier`` under
+        adding or removing one record, which is what ``event`` says.
+
+        *Sensitivity.* Let v_i be the vector of channel means of record i, a function of record i alone, rounding
+        included. Its contribution is c_i = trunc(v_i * min(1, C / |v_i|)), where C is ``mean_clip_norm`` (times
+        1 - 2^-40, against rounding) and trunc moves every entry towards 0 to a multiple of a public step. Scaling makes
+        the norm at most C and trunc shrinks every entry, so |c_i| <= C. The sum of the c_i is exact in float64
+        (multiples of one step, below 2^53 steps), so adding or removing record i moves it by c_i exactly, at most C
+        in norm. ``noisy_sum`` adds noise of C * ``noise_multiplier`` to it. The same holds for the mean squares with
+        ``square_clip_norm``. Dividing by ``public_size``, a public number, is post-processing.
+
+        | record or channel | contribution |
+        |---|---|
+        | NaN or infinite mean (or mean square) in any channel | 0 to that sum; nothing else changes |
+        | all zeros | 0 |
+        | mean vector longer than the clip norm | scaled down to it, direction kept |
+        | data set without records | noise alone |
+        | channel without variance | its variance is noise, and 0 where that is negative |
+    """
+    validate.positive(
+        mean_clip_norm=mean_clip_norm, square_clip_norm=square_clip_norm, noise_multiplier=noise_multiplier
+    )
+    validate.positive_integer(public_size=public_size)
+    if features.dim() != 4 or not features.is_floating_point():
+        raise InputError(
+            f"features ({features.dtype}, shape {tuple(features.shape)}) are not allowed: they must be floating-point "
+            "numbers of shape (samples, channels, height, width)."
+        )
+    if len(features) > _MOST_RECORDS:
+        raise InputError(f"features of {len(features)} records are not allowed: at most {_MOST_RECORDS} can be summed.")
+    raw_sum = torch.zeros(features.shape[1], dtype=torch.float64)
+    raw_square_sum = torch.zeros(features.shape[1], dtype=torch.float64)
+    for part in features.split(_RECORDS_AT_ONCE):
+        values = part.to(device="cpu", dtype=torch.float64)
+        raw_sum += _contributions(_spatial_means(values), mean_clip_norm).sum(dim=0)
+        raw_square_sum += _contributions(_spatial_means(values.square()), square_clip_norm).sum(dim=0)
+    releases = [
+        noisy_sum([total], noise_multiplier=noise_multiplier, sensitivity=clip_norm, noise=noise)[0] / public_size
+        for total, clip_norm in ((raw_sum, mean_clip_norm), (raw_square_sum, square_clip_norm))
+    ]
+    mean, mean_square = (release.to(torch.float32) for release in releases)
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    return PrivateStatistics(
+        statistics=ChannelStatistics(mean=mean, mean_square=mean_square),
+        event=dp_accounting.ComposedDpEvent([gaussian, gaussian]),
+    )
+
+
+def _spatial_means(values: Tensor) -> Tensor:
+    return _sum_in_order(values.flatten(2), dim=2) / (values.shape[2] * values.shape[3])
+
+
+def _sum_in_order(values: Tensor, *, dim: int) -> Tensor:
+    """A sum whose rounding does not depend on the other records, as that of ``Tensor.sum`` may."""
+    return functools.reduce(torch.add, values.unbind(dim))
+
+
+def _contributions(raw_vectors: Tensor, clip_norm: float) -> Tensor:
+    """One row for each record: clipped, on the grid, and 0 where the record is not finite."""
+    step = power_of_two_below(clip_norm * _GRID)
+    is_finite = torch.isfinite(raw_vectors).all(dim=1, keepdim=True)
+    finite = torch.where(is_finite, raw_vectors, 0.0)
+    norms = _sum_in_order(finite.square(), dim=1).sqrt()[:, None]
+    factors = (clip_norm * _JUST_BELOW_ONE / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1.0)
+    return (finite * factors / step).trunc() * step
