@@ -34,6 +34,9 @@ DEFAULT_ORDERS: tuple[float, ...] = (
 # Added to every divergence so that what floating point loses is never lost in the user's disfavour.
 _ROUNDING = 1e-10
 
+# Below this there is no privacy to speak of, and numbers of points and squares would leave their types' range.
+_SMALLEST_NOISE = 1e-7
+
 
 def renyi_divergences(event: SelectiveReleaseDpEvent, orders: Array) -> Array:
     """An upper bound of the Renyi divergence of one release at each order, for the worse of the two directions.
@@ -42,6 +45,8 @@ def renyi_divergences(event: SelectiveReleaseDpEvent, orders: Array) -> Array:
         Holds for every data set, record and history (docs/accounting.md, section 4), up to the attempt cap, whose
         cost the accountant adds.
     """
+    if event.effective_noise_multiplier < _SMALLEST_NOISE:
+        return np.full(len(orders), np.inf)
     return np.array(_cached(event, tuple(float(order) for order in orders)))
 
 
