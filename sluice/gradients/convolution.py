@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sluice.errors import UnsupportedModuleError
 from sluice.gradients import costs
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, sum_over_positions, working, zero_rows
 from sluice.gradients.correlation import (
     Geometry,
+    padded,
     rows_product,
     window_gram,
     window_gram_from_windows,
@@ -31,10 +34,7 @@ class CorrelationContribution(Contribution):
     """The weight of a convolution, plain or transposed.
 
     Args:
-        source: from the tap's gradient to ``(image, maps)`` with channels last: ``[n, *sizes, c]`` without padding,
-            and ``[n, *maps, o]``.
-        pad: adds the padding to an image.
-        geometry: sizes, the image's with padding.
+        source: from the tap's gradient to ``(image, maps)`` with channels last: ``[n, *sizes, c]``, ``[n, *maps, o]``.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class CorrelationContribution(Contribution):
         tap: Tap,
         source: Tensors,
         *,
-        pad: Callable[[Tensor], Tensor],
         geometry: Geometry,
         strategy: str,
         kept_bytes: int,
@@ -51,7 +50,6 @@ class CorrelationContribution(Contribution):
         super().__init__(parameter)
         self._tap = tap
         self._source = source
-        self._pad = pad
         self._geometry = geometry
         self._strategy = strategy
         self._kept_bytes = kept_bytes
@@ -61,7 +59,7 @@ class CorrelationContribution(Contribution):
     def _image_and_maps(self) -> tuple[Tensor, Tensor]:
         if self._pair is None:
             image, maps = self._source(self._tap.gradient)
-            self._pair = self._pad(working(image)).contiguous(), working(maps).flatten(1, -2)
+            self._pair = working(image).contiguous(), working(maps).flatten(1, -2)
         return self._pair
 
     def norms_squared(self, *, keep: bool) -> Tensor:
@@ -130,27 +128,38 @@ class CorrelationContribution(Contribution):
         scaled = maps * weights.to(maps.dtype).view(-1, 1, 1)
         n, rank = image.shape[0], len(geometry.kernel)
         grads = scaled.view(n, *geometry.maps, -1).movedim(-1, 1)
-        # Output padding of a transposed convolution leaves rows that no window reaches.
-        used = [
-            (t - 1) * s + (k - 1) * d + 1
-            for t, s, k, d in zip(geometry.maps, geometry.stride, geometry.kernel, geometry.dilation, strict=True)
-        ]
-        seen = image[(slice(None), *(slice(u) for u in used))].movedim(-1, 1)
-        weight = self.parameter.detach().to(seen.dtype)
-        zeros = [0] * rank
+        padding = list(geometry.padding)
+        if not self._is_plain():
+            # Output padding of a transposed convolution may leave pixels that no window reaches.
+            image, padding = padded(image, geometry), [0] * rank
+            image = image[(slice(None), *(slice(size) for size in self._reached()))]
+        weight = self.parameter.detach().to(image.dtype)
         return torch.ops.aten.convolution_backward(
             grads,
-            seen,
+            image.movedim(-1, 1),
             weight,
             None,
             list(geometry.stride),
-            zeros,
+            padding,
             list(geometry.dilation),
             False,
-            zeros,
+            [0] * rank,
             geometry.groups,
             (False, True, False),
         )[1]
+
+    def _reached(self) -> list[int]:
+        """Sizes of the part of the padded image that windows reach."""
+        g = self._geometry
+        return [
+            (t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip(g.maps, g.stride, g.kernel, g.dilation, strict=True)
+        ]
+
+    def _is_plain(self) -> bool:
+        """Whether a convolution of the image has exactly the maps' sizes."""
+        g = self._geometry
+        sizes = zip(g.image, g.padding, self._reached(), g.stride, strict=True)
+        return all(0 <= size + 2 * padding - used < stride for size, padding, used, stride in sizes)
 
     def drop(self, samples: Tensor) -> None:
         image, maps = self._image_and_maps()
@@ -159,75 +168,65 @@ class CorrelationContribution(Contribution):
             self._gradients = zero_rows(self._gradients, samples)
 
 
-class ConvolutionRule(Rule):
+class _ConvolutionRule(Rule):
+    """What plain and transposed convolutions share."""
+
     def record(self, module: Any, call: Call) -> Tensor:
-        rank = len(module.kernel_size)
+        if call.batch_axis != 0:
+            raise UnsupportedModuleError(
+                f"Module '{call.name}' got the samples on axis {call.batch_axis}, where a convolution has channels or "
+                "pixels, so it mixes samples. Put the samples on the first axis."
+            )
         z, tap = call.tap(call.output)
         if call.trainable(module.weight):
-            a = call.save(call.argument(0, "input"))
+            source, geometry = self.correlation(module, call.save(call.argument(0, "input")), z)
+            call.contribute(
+                CorrelationContribution(
+                    module.weight,
+                    tap,
+                    source,
+                    geometry=geometry,
+                    strategy=call.strategy,
+                    kept_bytes=call.options.kept_bytes,
+                )
+            )
+        if call.trainable(module.bias):
+            call.contribute(sum_over_positions(module.bias, tap, lambda gradient: gradient.flatten(2).transpose(1, 2)))
+        return z
+
+    @abstractmethod
+    def correlation(self, module: Any, a: Tensor, z: Tensor) -> tuple[Tensors, Geometry]:
+        """Which of input and output's derivative is the image and which the maps."""
+
+
+class ConvolutionRule(_ConvolutionRule):
+    def correlation(self, module: Any, a: Tensor, z: Tensor) -> tuple[Tensors, Geometry]:
+        amounts = list(module._reversed_padding_repeated_twice)
+        padding = tuple(reversed(amounts[::2]))
+        if module.padding_mode != "zeros" or amounts[::2] != amounts[1::2]:
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-            amounts = module._reversed_padding_repeated_twice
-
-            def pad(image: Tensor) -> Tensor:
-                if not any(amounts):
-                    return image
-                if mode == "constant":
-                    return functional.pad(image, (0, 0, *amounts))
-                return functional.pad(image.movedim(-1, 1), amounts, mode=mode).movedim(1, -1)
-
-            sizes = tuple(
-                size + amounts[2 * (rank - 1 - i)] + amounts[2 * (rank - 1 - i) + 1]
-                for i, size in enumerate(a.shape[2:])
-            )
-            call.contribute(
-                CorrelationContribution(
-                    module.weight,
-                    tap,
-                    lambda gradient: (a.movedim(1, -1), gradient.movedim(1, -1)),
-                    pad=pad,
-                    geometry=_geometry(module, image=sizes, maps=tuple(z.shape[2:]), channels=(a.shape[1], z.shape[1])),
-                    strategy=call.strategy,
-                    kept_bytes=call.options.kept_bytes,
-                )
-            )
-        if call.trainable(module.bias):
-            call.contribute(sum_over_positions(module.bias, tap, lambda gradient: gradient.flatten(2).transpose(1, 2)))
-        return z
+            a = functional.pad(a, amounts, mode=mode)
+            padding = (0,) * len(padding)
+        return lambda b: (a.movedim(1, -1), b.movedim(1, -1)), _geometry(module, padding, image=a, maps=z)
 
 
-class TransposedConvolutionRule(Rule):
-    def record(self, module: Any, call: Call) -> Tensor:
-        z, tap = call.tap(call.output)
-        if call.trainable(module.weight):
-            a = call.save(call.argument(0, "input"))
-            amounts = [p for padding in reversed(module.padding) for p in (padding, padding)]
-            sizes = tuple(size + 2 * padding for size, padding in zip(z.shape[2:], module.padding, strict=True))
-            call.contribute(
-                CorrelationContribution(
-                    module.weight,
-                    tap,
-                    lambda gradient: (gradient.movedim(1, -1), a.movedim(1, -1)),
-                    pad=lambda image: functional.pad(image, (0, 0, *amounts)),
-                    geometry=_geometry(module, image=sizes, maps=tuple(a.shape[2:]), channels=(z.shape[1], a.shape[1])),
-                    strategy=call.strategy,
-                    kept_bytes=call.options.kept_bytes,
-                )
-            )
-        if call.trainable(module.bias):
-            call.contribute(sum_over_positions(module.bias, tap, lambda gradient: gradient.flatten(2).transpose(1, 2)))
-        return z
+class TransposedConvolutionRule(_ConvolutionRule):
+    def correlation(self, module: Any, a: Tensor, z: Tensor) -> tuple[Tensors, Geometry]:
+        geometry = _geometry(module, tuple(module.padding), image=z, maps=a)
+        return lambda b: (b.movedim(1, -1), a.movedim(1, -1)), geometry
 
 
-def _geometry(module: Any, *, image: tuple[int, ...], maps: tuple[int, ...], channels: tuple[int, int]) -> Geometry:
+def _geometry(module: Any, padding: tuple[int, ...], *, image: Tensor, maps: Tensor) -> Geometry:
     return Geometry(
         kernel=tuple(module.kernel_size),
         stride=tuple(module.stride),
         dilation=tuple(module.dilation),
+        padding=padding,
         groups=module.groups,
-        image=image,
-        maps=maps,
-        image_channels=channels[0],
-        map_channels=channels[1],
+        image=tuple(image.shape[2:]),
+        maps=tuple(maps.shape[2:]),
+        image_channels=image.shape[1],
+        map_channels=maps.shape[1],
     )
 
 

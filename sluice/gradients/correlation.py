@@ -12,15 +12,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Shapes of a correlation. ``image`` sizes include the padding; ``maps`` are the sizes of the output."""
+    """Shapes of a correlation: sizes of the image without its padding, and of the maps.
+
+    ``padding`` zeros are meant on both sides of each axis; `padded` adds them where a kernel needs them stored.
+    """
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
+    padding: tuple[int, ...]
     groups: int
     image: tuple[int, ...]
     maps: tuple[int, ...]
@@ -32,6 +37,10 @@ class Geometry:
         return math.prod(self.maps)
 
     @property
+    def pixels(self) -> int:
+        return math.prod(self.image)
+
+    @property
     def kernel_size(self) -> int:
         return math.prod(self.kernel)
 
@@ -40,8 +49,15 @@ class Geometry:
         return self.map_channels * self.image_channels * self.kernel_size // self.groups
 
 
+def padded(image: Tensor, geometry: Geometry) -> Tensor:
+    if not any(geometry.padding):
+        return image
+    amounts = [p for padding in reversed(geometry.padding) for p in (padding, padding)]
+    return functional.pad(image, (0, 0, *amounts))
+
+
 def unfolded(image: Tensor, geometry: Geometry, axes: int) -> Tensor:
-    """Windows of the image along its last ``axes`` spatial axes: ``[n, *rest, *maps, *kernel, channels]``, a view."""
+    """Windows of a padded image along its last ``axes`` spatial axes: ``[n, *rest, *maps, *kernel, channels]``, a view."""
     rank = len(geometry.kernel)
     first = rank - axes
     strides = image.stride()
@@ -55,7 +71,7 @@ def unfolded(image: Tensor, geometry: Geometry, axes: int) -> Tensor:
 def windows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
     """Per-sample gradients ``[n, map channels, kernel * image channels / groups]``, in the order (*kernel, c)."""
     n, groups = image.shape[0], geometry.groups
-    windows = unfolded(image, geometry, len(geometry.kernel))
+    windows = unfolded(padded(image, geometry), geometry, len(geometry.kernel))
     if groups == 1:
         columns = windows.reshape(n, geometry.positions, -1)
         return torch.bmm(maps.transpose(1, 2), columns)
@@ -74,7 +90,8 @@ def rows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
     """
     n = image.shape[0]
     height, width = geometry.maps
-    columns = unfolded(image, geometry, 1).reshape(n, geometry.image[0], width, -1)
+    rows = padded(image, geometry)
+    columns = unfolded(rows, geometry, 1).reshape(n, rows.shape[1], width, -1)
     out = maps.new_empty(n, geometry.map_channels, geometry.kernel[0], columns.shape[-1])
     transposed = maps.transpose(1, 2)
     for i in range(geometry.kernel[0]):
@@ -94,20 +111,34 @@ def window_gram(image: Tensor, geometry: Geometry) -> Tensor:
     gram = torch.bmm(pixels, pixels.transpose(1, 2)).view(n, *geometry.image, *geometry.image)
     rank = len(geometry.kernel)
     for axis in range(rank):
-        stride, dilation, size = geometry.stride[axis], geometry.dilation[axis], geometry.maps[axis]
-        total: Tensor | None = None
-        for k in range(geometry.kernel[axis]):
-            span = slice(k * dilation, k * dilation + (size - 1) * stride + 1, stride)
-            index = [slice(None)] * gram.dim()
-            index[1 + axis] = index[1 + rank + axis] = span
-            part = gram[tuple(index)]
-            total = part.clone() if total is None else total.add_(part)
-        if total is not None:
-            gram = total
-    return gram.reshape(n, geometry.positions, geometry.positions)
+        shape = list(gram.shape)
+        shape[1 + axis] = shape[1 + rank + axis] = geometry.maps[axis]
+        total = gram.new_zeros(shape)
+        for source, target in _shifts(geometry, axis):
+            taken, added = [slice(None)] * gram.dim(), [slice(None)] * gram.dim()
+            taken[1 + axis] = taken[1 + rank + axis] = source
+            added[1 + axis] = added[1 + rank + axis] = target
+            total[tuple(added)] += gram[tuple(taken)]
+        gram = total
+    return gram.view(n, geometry.positions, geometry.positions)
+
+
+def _shifts(geometry: Geometry, axis: int) -> list[tuple[slice, slice]]:
+    """For each kernel offset on one axis: which pixels it sees, and at which positions; padding is left out."""
+    stride, dilation, padding = geometry.stride[axis], geometry.dilation[axis], geometry.padding[axis]
+    shifts = []
+    for k in range(geometry.kernel[axis]):
+        start = k * dilation - padding
+        first = max(0, -(start // stride))
+        last = min(geometry.maps[axis] - 1, (geometry.image[axis] - 1 - start) // stride)
+        if last >= first:
+            pixels = slice(first * stride + start, last * stride + start + 1, stride)
+            shifts.append((pixels, slice(first, last + 1)))
+    return shifts
 
 
 def window_gram_from_windows(image: Tensor, geometry: Geometry) -> Tensor:
     """The same Gram matrix from the windows themselves: cheaper where there are few, for instance at large strides."""
-    columns = unfolded(image, geometry, len(geometry.kernel)).reshape(image.shape[0], geometry.positions, -1)
+    windows = unfolded(padded(image, geometry), geometry, len(geometry.kernel))
+    columns = windows.reshape(image.shape[0], geometry.positions, -1)
     return torch.bmm(columns, columns.transpose(1, 2))

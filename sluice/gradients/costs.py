@@ -9,27 +9,29 @@ from __future__ import annotations
 
 from sluice.gradients.correlation import Geometry
 
-#: One element read, changed and written costs about as much as this many multiply-adds of a matrix product.
+#: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
 _TRAFFIC = 12.0
-#: Products of many small matrices run at about this fraction of the speed of one large product.
-_SMALL_PRODUCT_PENALTY = 1.15
+
+
+def _small_products(size: int) -> float:
+    """How much slower multiply-adds are in many products of small matrices, of this size, than in one large product."""
+    return 1.15 * (1 + 16 / size)
 
 
 def pixel_gram(geometry: Geometry) -> float:
     """Norms from the Gram matrix of pixels (`window_gram`)."""
-    pixels = 1
-    for size in geometry.image:
-        pixels *= size
-    shifts = sum(geometry.kernel) * geometry.positions * pixels**0.5 * geometry.positions**0.5
-    products = pixels**2 * geometry.image_channels + geometry.positions**2 * geometry.map_channels
-    return products * _SMALL_PRODUCT_PENALTY + _TRAFFIC * (shifts / 2 + 2 * geometry.positions**2)
+    pixels, positions = geometry.pixels, geometry.positions
+    products = pixels**2 * geometry.image_channels * _small_products(pixels)
+    products += positions**2 * geometry.map_channels * _small_products(positions)
+    shifts = (geometry.kernel[0] * pixels + sum(geometry.kernel[1:]) * positions) * positions
+    return products + _TRAFFIC * (shifts / 4 + 2 * positions**2)
 
 
 def window_gram(geometry: Geometry) -> float:
     """Norms from the Gram matrix of windows."""
-    window = geometry.image_channels * geometry.kernel_size
-    products = geometry.positions**2 * (window + geometry.map_channels)
-    return products * _SMALL_PRODUCT_PENALTY + _TRAFFIC * (geometry.positions * window + 2 * geometry.positions**2)
+    window, positions = geometry.image_channels * geometry.kernel_size, geometry.positions
+    products = positions**2 * (window + geometry.map_channels) * _small_products(positions)
+    return products + _TRAFFIC * (positions * window + 2 * positions**2)
 
 
 def weight_gradient(geometry: Geometry) -> float:
@@ -42,7 +44,9 @@ def explicit(geometry: Geometry, *, then_sum: bool) -> float:
     window = geometry.image_channels * geometry.kernel[-1]
     copies = geometry.positions * window
     passes = 3 if then_sum else 2
-    return weight_gradient(geometry) * _SMALL_PRODUCT_PENALTY + _TRAFFIC * (copies + passes * geometry.weight_size)
+    return weight_gradient(geometry) * _small_products(geometry.map_channels) + _TRAFFIC * (
+        copies + passes * geometry.weight_size
+    )
 
 
 def kernel_for(geometry: Geometry, *, then_sum: bool) -> str:
