@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice import serial, validate
+from sluice.errors import DataError, InputError
+from sluice.storage import parse_json
 
 METHODS = ("dpsr-cg", "dpsgd")
 GATES = ("clipping-bias", "coin", "none")
@@ -18,6 +19,18 @@ FEATURES = ("plain", "scattering", "bag-of-words")
 SCALINGS = ("clip", "global", "normalise")
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+ACCOUNTANTS = ("pld", "rdp")
+
+CHOICES = {
+    "method": METHODS,
+    "gate": GATES,
+    "features": FEATURES,
+    "scaling": SCALINGS,
+    "lr_schedule": SCHEDULES,
+    "optimizer": OPTIMIZERS,
+    "accountant": ACCOUNTANTS,
+}
+"""The settings that are one of a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +51,14 @@ class TrainSettings:
         gate: "clipping-bias", "coin" or "none"; None takes the method's own.
         beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay, max_attempts: of the
             clipping-bias gate; noise that is None is chosen by calibration.
+        hidden_reference: compare with the un-noised metric of the last release, as the DPSR-CG paper does. Nothing is
+            proved then, so there is no epsilon to calibrate to: ``noise_multiplier`` has to be given.
         coin_probability: of the coin gate; None takes the clipping-bias gate's acceptance at a difference of zero.
         ema_decay: weight of the past in the average of released weights that is published; 0 publishes the last.
         accountant: "pld" or "rdp".
         seed: None for cryptographic noise. A number makes the run repeatable, for experiments only.
         hold_out: share of the training records kept aside to choose settings with; the test set is not read then.
-        evaluate_every: releases between two evaluations; 0 evaluates once, at the end.
+        evaluate_every: releases between two evaluations; 0 evaluates once, at the end. None does it ten times.
     """
 
     dataset: str = "digits"
@@ -71,36 +86,55 @@ class TrainSettings:
     large_norm: float = 11.0
     reference_decay: float = 0.9
     max_attempts: int | None = None
+    hidden_reference: bool = False
     coin_probability: float | None = None
     ema_decay: float = 0.0
     accountant: str = "pld"
     seed: int | None = None
     hold_out: float = 0.0
-    evaluate_every: int = 0
+    evaluate_every: int | None = None
 
     def __post_init__(self) -> None:
-        for field, kind in get_type_hints(TrainSettings).items():
-            _require_type(field, getattr(self, field), kind)
-        validate.one_of(METHODS, method=self.method)
-        validate.one_of(FEATURES, features=self.features)
-        validate.one_of(OPTIMIZERS, optimizer=self.optimizer)
-        validate.one_of(SCHEDULES, lr_schedule=self.lr_schedule)
-        validate.one_of(SCALINGS, scaling=self.scaling)
-        validate.one_of(("pld", "rdp"), accountant=self.accountant)
-        if self.gate is not None:
-            validate.one_of(GATES, gate=self.gate)
+        for name, kind in get_type_hints(TrainSettings).items():
+            # A whole number is a fine float; stored as one, it is written (and hashed) in one way only.
+            object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) is not None:
+                validate.one_of(allowed, **{name: getattr(self, name)})
         validate.positive(
-            epsilon=self.epsilon, lr=self.lr, max_grad_norm=self.max_grad_norm, scaling_bound=self.scaling_bound
+            epsilon=self.epsilon,
+            lr=self.lr,
+            max_grad_norm=self.max_grad_norm,
+            scaling_bound=self.scaling_bound,
+            clip_range=self.clip_range,
+            large_norm=self.large_norm,
         )
+        validate.finite(beta=self.beta)
         validate.open_fraction(delta=self.delta)
         validate.positive_integer(releases=self.releases, batch_size=self.batch_size)
-        for name in ("momentum", "ema_decay", "hold_out"):
+        for name in ("noise_multiplier", "gate_noise"):
+            if getattr(self, name) is not None:
+                validate.positive(**{name: getattr(self, name)})
+        if self.reference_noise is not None:
+            validate.positive_or_infinite(reference_noise=self.reference_noise)
+        if self.max_attempts is not None:
+            validate.positive_integer(max_attempts=self.max_attempts)
+        if self.coin_probability is not None:
+            validate.fraction(coin_probability=self.coin_probability)
+        for name in ("momentum", "ema_decay", "hold_out", "reference_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} is not allowed: it must be in [0, 1).")
-        if self.evaluate_every < 0:
+        if self.evaluate_every is not None and self.evaluate_every < 0:
             raise InputError(f"evaluate_every={self.evaluate_every} is not allowed: it must be a whole number >= 0.")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise InputError(f"seed={self.seed} is not allowed: it must be a whole number from 0 to 2^63 - 1.")
         if self.method == "dpsgd" and self.chosen_gate != "none":
             raise InputError(f"gate={self.gate!r} is not allowed for method='dpsgd', which releases every attempt.")
+        if self.hidden_reference and self.chosen_gate == "clipping-bias" and self.noise_multiplier is None:
+            raise InputError(
+                "hidden_reference=True needs noise_multiplier: nothing is proved for a hidden reference, so no noise can "
+                "be calibrated to an epsilon."
+            )
 
     @property
     def chosen_gate(self) -> str:
@@ -110,7 +144,11 @@ class TrainSettings:
         return "clipping-bias" if self.method == "dpsr-cg" else "none"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data for strict JSON; `settings_of` gives equal settings back."""
+        return {
+            name: serial.encode_float(value) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }
 
 
 # Chosen on held-out training records (docs/results.md tells how), never on test records.
@@ -155,22 +193,88 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+# The features that a model is made for; any other model takes what its data set has.
+_FEATURES_OF_MODEL = {
+    "pixel-cnn": "plain",
+    "scattering-cnn": "scattering",
+    "bilstm": "plain",
+    "embedding": "plain",
+    "bag-of-words": "bag-of-words",
+}
+_MODEL_OF_FEATURES = {
+    ("imdb", "plain"): "embedding",
+    ("mnist", "plain"): "pixel-cnn",
+    ("fashion-mnist", "plain"): "pixel-cnn",
+    ("cifar-10", "plain"): "pixel-cnn",
+}
+
+_BIAS_GATE_ONLY = (
+    "beta",
+    "clip_range",
+    "gate_noise",
+    "reference_noise",
+    "large_norm",
+    "reference_decay",
+    "hidden_reference",
+)
+
+
 def default_settings(dataset: str) -> TrainSettings:
     """What a data set is trained with unless told otherwise; the user's own data gets those of ``digits``."""
     return TrainSettings(dataset=dataset, **_DEFAULTS.get(dataset, _DEFAULTS["digits"]))
 
 
 def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> TrainSettings:
-    """The data set's defaults, under the configuration file, under the overrides. Unknown keys are refused."""
+    """The data set's defaults, under the configuration file, under the overrides.
+
+    Unknown keys are refused, and so are overrides that would have no effect. A model brings the features that it is
+    made for, and features the model, unless both are given.
+    """
     chosen = dict(_read(file)) if file is not None else {}
     chosen.update(overrides)
-    known = {field.name for field in fields(TrainSettings)}
-    unknown = sorted(set(chosen) - known)
+    _require_known(chosen)
+    dataset = _typed("dataset", chosen.get("dataset", "digits"), str)
+    if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
+        chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
+    if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
+        chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
+    settings = replace(default_settings(dataset), **chosen)
+    _require_effect(settings, overrides)
+    return settings
+
+
+def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
+    """The settings that a run folder keeps as its configuration: all of them, since defaults may change."""
+    _require_known(config)
+    missing = sorted(_NAMES - set(config))
+    if missing:
+        raise InputError(f"{where} lacks {', '.join(missing)}: it is not the configuration of a training run.")
+    return TrainSettings(**config)
+
+
+def _require_known(chosen: Mapping[str, Any]) -> None:
+    unknown = sorted(set(chosen) - _NAMES)
     if unknown:
-        raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(known))}.")
-    dataset = chosen.get("dataset", "digits")
-    _require_type("dataset", dataset, str)
-    return replace(default_settings(dataset), **chosen)
+        raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(_NAMES))}.")
+
+
+def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> None:
+    useless: dict[str, str] = {}
+    if settings.chosen_gate != "clipping-bias":
+        useless |= dict.fromkeys(_BIAS_GATE_ONLY, "only the gate 'clipping-bias' has it")
+    if settings.chosen_gate == "none":
+        useless["max_attempts"] = "only gates make attempts"
+    if settings.chosen_gate != "coin":
+        useless["coin_probability"] = "only the gate 'coin' has it"
+    if settings.optimizer != "sgd":
+        useless["momentum"] = "only the optimizer 'sgd' has it"
+    if settings.scaling == "clip":
+        useless["scaling_bound"] = "the scaling 'clip' has none"
+    if settings.noise_multiplier is not None:
+        useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
+    for name in overrides:
+        if name in useless:
+            raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -181,26 +285,30 @@ def _read(file: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"config={str(file)!r} cannot be read: {error}.") from error
     try:
-        data = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(text.encode(), what="it") if file.suffix == ".json" else tomllib.loads(text)
+    except (DataError, ValueError, RecursionError) as error:
         raise InputError(
-            f"config={str(file)!r} cannot be read: {error}. It must be TOML, or JSON in a .json file."
+            f"config={str(file)!r} cannot be read: {error} It must be TOML, or JSON in a .json file."
         ) from error
     if not isinstance(data, dict):
         raise InputError(f"config={str(file)!r} is not allowed: it must hold settings by name.")
     return data
 
 
-def _require_type(name: str, value: object, kind: Any) -> None:
-    # A whole number is a fine float; True is not a fine number.
-    allowed = (int, float) if kind in (float, float | None) else kind
-    if kind in (float | None, int | None, str | None) and value is None:
-        return
-    if kind == int | None:
-        allowed = int
-    if kind == str | None:
-        allowed = str
-    if isinstance(value, bool) or not isinstance(value, allowed):
-        wanted = {float: "a number", int: "a whole number", str: "a text"}
-        base = next((plain for plain in wanted if kind in (plain, plain | None)), str)
-        raise InputError(f"{name}={value!r} is not allowed: it must be {wanted[base]}.")
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value as its setting wants it: a whole number is a fine float, True is not a fine number."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and type(None) in kinds:
+        return None
+    base: type = kinds[0]
+    if base is float:
+        value = serial.decode_float(value)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000:
+            value = float(value)
+    if isinstance(value, base) and (base is bool or not isinstance(value, bool)):
+        return value
+    wanted = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+    raise InputError(f"{name}={value!r} is not allowed: it must be {wanted[base]}.")
+
+
+_NAMES = {field.name for field in fields(TrainSettings)}

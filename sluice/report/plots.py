@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +18,7 @@ from sluice.spending import epsilon_over_releases
 from sluice.trace import TraceRow
 
 _POINTS = 16
-_BLUE, _RED, _GREY = "#1f5fa8", "#b3261e", "#6b6b6b"
+BLUE, RED, GREY = "#1f5fa8", "#b3261e", "#6b6b6b"
 
 
 def epsilon_picture(contents: LedgerContents) -> str:
@@ -31,32 +32,33 @@ def epsilon_picture(contents: LedgerContents) -> str:
     even, dense = np.linspace(1, planned, _POINTS), np.geomspace(1, planned, _POINTS)
     counts = sorted({round(count) for count in (*even, *dense)} | {max(spent, 1)})
     epsilons = epsilon_over_releases(contents, counts=counts)
-    with _figure() as figure:
+    with blank_figure() as figure:
         axes: Axes = figure.add_subplot()
         axes.set_xlabel("released updates")
         axes.set_ylabel(f"epsilon at delta = {contents.header.delta:g}")
-        known = [(count, epsilon) for count, epsilon in zip(counts, epsilons, strict=True) if epsilon is not None]
+        pairs = zip(counts, epsilons, strict=True)
+        known = [(count, epsilon) for count, epsilon in pairs if epsilon is not None and math.isfinite(epsilon)]
         if known:
             _draw_epsilon(axes, known, spent=spent, budget=contents.header.target_epsilon)
         else:
-            axes.text(0.5, 0.5, "no epsilon is proved for this run", ha="center", va="center", color=_RED)
+            axes.text(0.5, 0.5, "no finite epsilon is proved for this run", ha="center", va="center", color=RED)
             axes.set_xticks([])
             axes.set_yticks([])
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def _draw_epsilon(axes: Axes, known: list[tuple[int, float]], *, spent: int, budget: float | None) -> None:
     past = [point for point in known if point[0] <= spent]
     future = [point for point in known if point[0] >= max(spent, 1)]
     if len(future) > 1:
-        axes.plot(*zip(*future, strict=True), color=_GREY, linestyle=":", label="rest of the plan")
+        axes.plot(*zip(*future, strict=True), color=GREY, linestyle=":", label="rest of the plan")
     if past:
-        axes.plot(*zip(*past, strict=True), color=_BLUE, linewidth=2, label="spent")
-        axes.plot(*past[-1], marker="o", color=_BLUE)
+        axes.plot(*zip(*past, strict=True), color=BLUE, linewidth=2, label="spent")
+        axes.plot(*past[-1], marker="o", color=BLUE)
         label = rounded_up(past[-1][1])
-        axes.annotate(label, past[-1], textcoords="offset points", xytext=(6, -16), ha="center", color=_BLUE)
+        axes.annotate(label, past[-1], textcoords="offset points", xytext=(6, -16), ha="center", color=BLUE)
     if budget is not None:
-        axes.axhline(budget, color=_RED, linestyle="--", label=f"budget {budget:g}")
+        axes.axhline(budget, color=RED, linestyle="--", label=f"budget {budget:g}")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0, top=1.12 * max(max(epsilon for _, epsilon in known), budget or 0.0))
     axes.legend(loc="lower right", frameon=False)
@@ -64,33 +66,33 @@ def _draw_epsilon(axes: Axes, known: list[tuple[int, float]], *, spent: int, bud
 
 def acceptance_picture(rows: list[TraceRow]) -> bytes:
     """Attempts for each release and their share that was accepted, as PNG. It is private."""
-    with _figure() as figure:
+    with blank_figure() as figure:
         above, below = figure.subplots(2, 1, sharex=True)
         releases = [row.release for row in rows]
         attempts = np.array([row.attempts for row in rows], dtype=float)
-        above.plot(releases, attempts, color=_BLUE, linewidth=1)
+        above.plot(releases, attempts, color=BLUE, linewidth=1)
         above.set_ylabel("attempts")
-        below.plot(releases, np.arange(1, len(rows) + 1) / np.cumsum(attempts), color=_BLUE)
+        below.plot(releases, np.arange(1, len(rows) + 1) / np.cumsum(attempts), color=BLUE)
         below.set_ylabel("accepted so far")
         below.set_ylim(0, 1.05)
         below.set_xlabel("release")
-        above.set_title("PRIVATE: do not publish", color=_RED)
-        return _png(figure)
+        above.set_title("PRIVATE: do not publish", color=RED)
+        return as_png(figure)
 
 
 def metric_picture(rows: list[TraceRow]) -> bytes:
     """The un-noised metric of each accepted batch, as PNG. It is private."""
-    with _figure() as figure:
+    with blank_figure() as figure:
         axes: Axes = figure.add_subplot()
-        axes.plot([row.release for row in rows], [row.metric for row in rows], color=_BLUE, linewidth=1)
+        axes.plot([row.release for row in rows], [row.metric for row in rows], color=BLUE, linewidth=1)
         axes.set_xlabel("release")
         axes.set_ylabel("metric of the accepted batch")
-        axes.set_title("PRIVATE: do not publish", color=_RED)
-        return _png(figure)
+        axes.set_title("PRIVATE: do not publish", color=RED)
+        return as_png(figure)
 
 
 @contextmanager
-def _figure() -> Iterator[Figure]:
+def blank_figure() -> Iterator[Figure]:
     """A figure with settings of its own: neither the user's style nor a running number gets into the file."""
     with matplotlib.rc_context(matplotlib.rcParamsDefault):
         matplotlib.rcParams.update({"svg.hashsalt": "sluice", "font.size": 10, "axes.spines.top": False})
@@ -98,13 +100,13 @@ def _figure() -> Iterator[Figure]:
         yield Figure(figsize=(6.4, 3.6), layout="constrained")
 
 
-def _svg(figure: Figure) -> str:
+def as_svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
-def _png(figure: Figure) -> bytes:
+def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
+    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
     return buffer.getvalue()

@@ -1,0 +1,143 @@
+"""From settings to the mechanism: what a run will promise, before any record is read, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dp_accounting import ComposedDpEvent, GaussianDpEvent
+from scipy.stats import norm
+
+from sluice.accounting import create_accountant
+from sluice.accounting.calibration import REFERENCE_RATIO, Calibration, calibrate
+from sluice.accounting.paper import CLAIMED_LABEL, claimed_account
+from sluice.gate import ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism import Mechanism
+from sluice.sampling import exact_sample_rate
+from sluice.scaling import Clip, GlobalScaling, Normalise, ScalingRule
+from sluice.settings import TrainSettings
+
+
+def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Mechanism:
+    """The mechanism of a run: with the noise that is given, or calibrated to the budget by the sound accountant.
+
+    Where ``noise_multiplier`` is given, a gate noise that is left open is the same number, as in the DPSR-CG paper, and
+    a reference noise five times that.
+    """
+    rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
+    noise_multiplier, gate = _noise_and_gate(settings, rate)
+    return Mechanism(
+        sample_rate=rate,
+        expected_batch_size=rate * dataset_size,
+        scaling=_scaling(settings),
+        noise_multiplier=noise_multiplier,
+        releases=settings.releases,
+        gate=gate,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyFigure:
+    """One accountant's figure for a mechanism.
+
+    ``guaranteed`` tells whether it is a bound that is proved; ``meaning`` says in a few words what it is.
+    """
+
+    accountant: str
+    value: float
+    guaranteed: bool
+    meaning: str
+
+
+def privacy_figures(mechanism: Mechanism, *, releases: int, delta: float) -> tuple[PrivacyFigure, ...]:
+    """What ``releases`` of them cost by each accountant: the tightest proof first, the paper's claim last.
+
+    Guarantee:
+        A function of public values alone. Nothing is called guaranteed unless a sound accountant says it.
+    """
+    figures = []
+    if mechanism.provable:
+        for name, meaning in (
+            ("pld", "proved, by privacy-loss distributions"),
+            ("rdp", "proved, by Renyi divergences: simpler and looser"),
+        ):
+            accountant = create_accountant(name).compose(mechanism.event_after(releases))
+            value = float(accountant.get_epsilon(delta))
+            figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=meaning))
+    gate = mechanism.gate
+    if isinstance(gate, ClippingBiasGate) and gate.gate_noise is not None and releases:
+        account = claimed_account(
+            sample_rate=mechanism.sample_rate,
+            noise_multiplier=mechanism.noise_multiplier,
+            gate_noise=gate.gate_noise,
+            beta=gate.beta,
+            clip_range=gate.clip_range,
+            once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in mechanism.preparation]),
+        )
+        value = account.claimed_epsilon(releases=releases, delta=delta)
+        meaning = "what the DPSR-CG paper's formula says: no guarantee"
+        figures.append(PrivacyFigure(accountant=CLAIMED_LABEL, value=value, guaranteed=False, meaning=meaning))
+    return tuple(figures)
+
+
+def _noise_and_gate(settings: TrainSettings, rate: float) -> tuple[float, Gate | None]:
+    gate = _bias_gate(settings)
+    if settings.noise_multiplier is not None:
+        sigma = settings.noise_multiplier
+        if settings.chosen_gate == "coin":
+            return sigma, _coin(settings, gate_noise=sigma)
+        return sigma, None if gate is None else _with_noise(gate, settings, sigma)
+    chosen = _calibrated(settings, rate, gate)
+    if settings.chosen_gate == "coin":
+        # The blur of a calibrated clipping-bias gate is that of the gradient noise, so the coin falls as often.
+        chosen = _calibrated(settings, rate, _coin(settings, gate_noise=chosen.noise_multiplier))
+    return chosen.noise_multiplier, chosen.gate
+
+
+def _calibrated(settings: TrainSettings, rate: float, gate: Gate | None) -> Calibration:
+    return calibrate(
+        sample_rate=rate,
+        releases=settings.releases,
+        target_epsilon=settings.epsilon,
+        target_delta=settings.delta,
+        gate=gate,
+        accountant=settings.accountant,
+    )
+
+
+def _with_noise(gate: ClippingBiasGate, settings: TrainSettings, sigma: float) -> ClippingBiasGate:
+    gate_noise = sigma if settings.gate_noise is None else settings.gate_noise
+    reference_noise = REFERENCE_RATIO * sigma if settings.reference_noise is None else settings.reference_noise
+    return replace(gate, gate_noise=gate_noise, reference_noise=reference_noise)
+
+
+def _scaling(settings: TrainSettings) -> ScalingRule:
+    if settings.scaling == "clip":
+        return Clip(max_grad_norm=settings.max_grad_norm)
+    if settings.scaling == "global":
+        return GlobalScaling(max_grad_norm=settings.max_grad_norm, bound=settings.scaling_bound)
+    return Normalise(max_grad_norm=settings.max_grad_norm, gamma=settings.scaling_bound)
+
+
+def _bias_gate(settings: TrainSettings) -> ClippingBiasGate | None:
+    """The gate as far as settings tell, its open noises for calibration to choose."""
+    if settings.chosen_gate != "clipping-bias":
+        return None
+    small = settings.scaling_bound if settings.scaling == "global" else settings.max_grad_norm
+    return ClippingBiasGate(
+        beta=settings.beta,
+        clip_range=settings.clip_range,
+        gate_noise=settings.gate_noise,
+        reference_noise=settings.reference_noise,
+        small_norm=min(small, settings.large_norm),
+        large_norm=settings.large_norm,
+        reference_decay=settings.reference_decay,
+        max_attempts=settings.max_attempts,
+        hidden_reference=settings.hidden_reference,
+    )
+
+
+def _coin(settings: TrainSettings, *, gate_noise: float) -> CoinGate:
+    probability = settings.coin_probability
+    if probability is None:
+        probability = float(norm.sf(settings.beta / (4 * gate_noise)))
+    return CoinGate(probability=probability, max_attempts=settings.max_attempts)

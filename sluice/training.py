@@ -1,0 +1,353 @@
+"""Training a run from its settings: every release on record first, then applied, then kept in a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
+
+from sluice import validate
+from sluice.checkpoint import load_checkpoint, save_checkpoint
+from sluice.data import DataSplits, Examples, hold_out
+from sluice.engine import PrivacyEngine
+from sluice.errors import DataError
+from sluice.interrupts import DelayedInterrupt
+from sluice.ledger import Ledger, LedgerHeader, read_ledger
+from sluice.mechanism import Mechanism
+from sluice.models import create_model
+from sluice.planning import planned_mechanism
+from sluice.publication import Evaluation, Publication, is_published, read_evaluations
+from sluice.release import GaveUpError
+from sluice.runs import RunFolder
+from sluice.settings import TrainSettings, settings_of
+from sluice.spending import mechanism_of, spending
+from sluice.storage import canonical_json, parse_json, read_bytes, write_atomically
+from sluice.trace import TraceFile, TraceRow
+
+_EVALUATION_BATCH = 2000
+_HOLD_OUT_SEED = 0
+_HELD_OUT = "held-out.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What may be shown while a run goes on: all of it public."""
+
+    release: int
+    releases: int
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run says of itself.
+
+    Attributes:
+        epsilon: by the run's own accountant; None where nothing is proved.
+        releases: releases that were paid for.
+        test_accuracy: None where records were held out: the test set is not read then.
+        held_out_accuracy: of private records, so not to be published; None where none were held out.
+        notes: what the user should know, such as what a crash has cost.
+    """
+
+    run: Path
+    mechanism: Mechanism
+    epsilon: float | None
+    delta: float
+    accountant: str
+    releases: int
+    test_accuracy: float | None
+    held_out_accuracy: float | None
+    notes: tuple[str, ...] = ()
+
+
+class Training:
+    """One run, in its folder.
+
+    Args:
+        splits: the data, ready for the model (`sluice.preparation.prepare`).
+        mechanism: what the run promises; None plans it from the settings. To resume, give that of the ledger
+            (`recorded_run`).
+        checkpoint_every: releases between two checkpoints. After a crash of an unseeded run, releases since the last
+            one are lost and stay paid for. It changes no result.
+        report: called after every release, with public values only.
+        report_private: called after every release with what must not be published.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: TrainSettings,
+        splits: DataSplits,
+        mechanism: Mechanism | None = None,
+        checkpoint_every: int = 1,
+        max_physical_batch_size: int = 1024,
+        report: Callable[[Progress], None] = lambda progress: None,
+        report_private: Callable[[TraceRow], None] = lambda row: None,
+    ) -> None:
+        validate.positive_integer(checkpoint_every=checkpoint_every, max_physical_batch_size=max_physical_batch_size)
+        self.settings = settings
+        self._report = report
+        self._report_private = report_private
+        self._checkpoint_every = checkpoint_every
+        self._piece_size = max_physical_batch_size
+        self._train: Examples = splits.train
+        self._held_out: Examples | None = None
+        if settings.hold_out:
+            self._train, self._held_out = hold_out(splits.train, settings.hold_out, seed=_HOLD_OUT_SEED)
+        elif len(splits.test) == 0:
+            raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
+        self._test = splits.test
+        self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
+        with _seeded(settings.seed):
+            self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
+        self._optimizer, self._scheduler = _make_optimizer(settings, self.model)
+        self.engine = PrivacyEngine(accountant=settings.accountant, seed=settings.seed)
+        self._interrupt = DelayedInterrupt()
+        self._notes: list[str] = []
+        self._latest: Evaluation | None = None
+
+    def start(self, path: Path) -> TrainResult:
+        """Train in a new folder.
+
+        Guarantee:
+            ``public/`` and what ``report`` gets depend on the training records through the releases alone, which cost
+            what the ledger says.
+        """
+        with RunFolder.create(path, config=self.settings.to_dict()) as folder:
+            folder.check_data(self._train)
+            header = LedgerHeader(
+                mechanism=self.mechanism.to_dict(),
+                delta=self.settings.delta,
+                configuration=folder.config_hash,
+                noise="secure" if self.settings.seed is None else "seeded",
+                accountant=self.settings.accountant,
+                target_epsilon=None if self.settings.noise_multiplier is not None else self.settings.epsilon,
+            )
+            with Ledger.create(folder.ledger_path, header=header) as ledger:
+                self._set_up(ledger.append_release)
+                self._save(folder)
+                return self._run(folder, ledger)
+
+    def resume(self, path: Path) -> TrainResult:
+        """Go on with a run that was interrupted, from its last checkpoint.
+
+        Guarantee:
+            As for `start`. A seeded run ends as if it had never been interrupted, with the same bytes in ``public/``;
+            any other pays for the releases that the interruption took.
+        """
+        with RunFolder.open(path) as folder:
+            folder.check_data(self._train)
+            with Ledger.open(folder.ledger_path) as ledger:
+                self._require_same(folder, ledger)
+                found = load_checkpoint(folder.checkpoints, config_hash=folder.config_hash)
+                if found is None:
+                    raise DataError(f"{folder.checkpoints} holds no checkpoint: the run cannot go on. Start a new one.")
+                self._notes += [note for note in (ledger.note, found.note) if note]
+                repeats = self.settings.seed is not None
+                lost = 0 if repeats else ledger.spent - found.release
+                if lost:
+                    self._notes.append(f"{lost} releases were lost when the run was interrupted, and stay paid for.")
+                self._set_up(ledger.resume(applied=found.release, repeats_noise=repeats))
+                self.engine.load_state_dict(found.payload, lost=lost)
+                return self._run(folder, ledger)
+
+    def _require_same(self, folder: RunFolder, ledger: Ledger) -> None:
+        if self.settings.to_dict() != folder.config or ledger.header.configuration != folder.config_hash:
+            raise DataError(
+                f"{folder.config_path} is not what the run began with: restore it, or start a new run with it."
+            )
+        if ledger.header.mechanism != self.mechanism.to_dict():
+            raise DataError(
+                f"{folder.ledger_path} promises another mechanism than the one given: resume with the recorded one."
+            )
+
+    def _set_up(self, put_on_record: Callable[[int], None]) -> None:
+        def before_release(number: int) -> None:
+            self._interrupt.hold()
+            put_on_record(number)
+
+        mechanism = self.mechanism
+        self.engine.make_private(
+            module=self.model,
+            optimizer=self._optimizer,
+            data_loader=self._train,
+            noise_multiplier=mechanism.noise_multiplier,
+            max_grad_norm=mechanism.scaling.max_grad_norm,
+            releases=mechanism.releases,
+            sample_rate=mechanism.sample_rate,
+            scaling=mechanism.scaling,
+            gate=mechanism.gate,
+            preparation=mechanism.preparation,
+            lr_scheduler=self._scheduler,
+            ema_decay=self.settings.ema_decay or None,
+            max_physical_batch_size=self._piece_size,
+            before_release=before_release,
+        )
+
+    def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
+        publication = Publication(folder, delta=self.settings.delta)
+        publication.keep_up_to(self.engine.released)
+        trace = TraceFile(folder.trace_path)
+        try:
+            self._make_releases(folder, publication, trace)
+        except GaveUpError as error:
+            self._notes.append(str(error))
+        except KeyboardInterrupt:
+            # A seeded run repeats from the last regular checkpoint; the noise of any other is fresh anyway.
+            if self.settings.seed is None:
+                self._save(folder)
+            raise
+        finally:
+            self._interrupt.let_go()
+        self._save(folder)
+        self._evaluate(publication)
+        self._keep_held_out_accuracy(folder)
+        with self._published_model() as model:
+            publication.publish_model(model, ledger)
+        publication.publish_certificate()
+        return _result(folder, notes=tuple(self._notes))
+
+    def _make_releases(self, folder: RunFolder, publication: Publication, trace: TraceFile) -> None:
+        began = time.monotonic()
+        for release in self.engine.releases(F.cross_entropy):
+            if release % self._checkpoint_every == 0:
+                self._save(folder)
+            self._interrupt.let_go()
+            attempts, measured, metric = self.engine.last_private_trace()
+            seconds = time.monotonic() - began
+            row = TraceRow(release=release, attempts=attempts, measured=measured, metric=metric, seconds=seconds)
+            trace.append(row)
+            self._report_private(row)
+            evaluation = self._evaluate(publication) if self._is_due(release) else None
+            self._report(Progress(release=release, releases=self.settings.releases, evaluation=evaluation))
+            began = time.monotonic()
+
+    def _is_due(self, release: int) -> bool:
+        every = self.settings.evaluate_every
+        if every is None:
+            every = max(1, self.settings.releases // 10)
+        return every > 0 and release % every == 0
+
+    def _evaluate(self, publication: Publication) -> Evaluation | None:
+        release = self.engine.released
+        if self._held_out is not None:
+            return None
+        if self._latest is None or self._latest.release != release:
+            with self._published_model() as model:
+                test_accuracy = accuracy(model, self._test)
+            epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
+            self._latest = Evaluation(release=release, epsilon=epsilon, test_accuracy=test_accuracy)
+            publication.add(self._latest)
+        return self._latest
+
+    def _keep_held_out_accuracy(self, folder: RunFolder) -> None:
+        if self._held_out is None:
+            return
+        with self._published_model() as model:
+            found = {"held_out_accuracy": accuracy(model, self._held_out)}
+        write_atomically(folder.private / _HELD_OUT, canonical_json(found) + b"\n", public=False)
+
+    @contextmanager
+    def _published_model(self) -> Iterator[nn.Module]:
+        """The average of the released weights, where one is kept, else the last ones."""
+        if not self.settings.ema_decay:
+            yield self.model
+            return
+        with self.engine.averaged() as averaged:
+            yield averaged
+
+    def _save(self, folder: RunFolder) -> None:
+        save_checkpoint(
+            folder.checkpoints,
+            self.engine.state_dict(),
+            config_hash=folder.config_hash,
+            release=self.engine.released,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """What a run folder says about the run that it holds; ``result`` is None while the run is not finished."""
+
+    settings: TrainSettings
+    mechanism: Mechanism
+    result: TrainResult | None
+
+
+def recorded_run(path: Path) -> RecordedRun:
+    """Read a run without changing anything."""
+    folder = RunFolder.look(path)
+    return RecordedRun(
+        settings=settings_of(folder.config, where=str(folder.config_path)),
+        mechanism=mechanism_of(read_ledger(folder.ledger_path).header),
+        result=_result(folder, notes=()) if is_published(folder) else None,
+    )
+
+
+def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
+    contents = read_ledger(folder.ledger_path)
+    evaluations = read_evaluations(folder)
+    held_out_path = folder.private / _HELD_OUT
+    held_out_accuracy = None
+    if held_out_path.exists():
+        found = parse_json(read_bytes(held_out_path), what=str(held_out_path))
+        held_out_accuracy = float(found["held_out_accuracy"])
+    return TrainResult(
+        run=folder.path,
+        mechanism=mechanism_of(contents.header),
+        epsilon=spending(contents).epsilon,
+        delta=contents.header.delta,
+        accountant=contents.header.accountant,
+        releases=contents.spent,
+        test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
+        held_out_accuracy=held_out_accuracy,
+        notes=notes,
+    )
+
+
+def _make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
+    parameters = model.parameters()
+    if settings.optimizer == "sgd":
+        optimizer: Optimizer = torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
+    elif settings.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, lr=settings.lr)
+    else:
+        optimizer = torch.optim.AdamW(parameters, lr=settings.lr)
+    if settings.lr_schedule == "constant":
+        return optimizer, None
+    if settings.lr_schedule == "linear":
+        return optimizer, LambdaLR(optimizer, lambda step: max(0.0, 1 - step / settings.releases))
+    return optimizer, CosineAnnealingLR(optimizer, settings.releases)
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Initial weights that a seed repeats; the caller's own random state is left alone."""
+    with torch.random.fork_rng():
+        if seed is None:
+            torch.seed()
+        else:
+            torch.manual_seed(seed)
+        yield
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, examples: Examples) -> float:
+    """The share of records that the model puts into the right class."""
+    was_training = model.training
+    model.eval()
+    right = 0
+    for positions in torch.arange(len(examples)).split(_EVALUATION_BATCH):
+        x, y = examples.batch(positions)
+        right += int((model(x).argmax(1) == y).sum())
+    model.train(was_training)
+    return right / len(examples)
