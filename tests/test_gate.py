@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from fractions import Fraction
@@ -107,9 +108,26 @@ def decisions(draw: st.DrawFn) -> tuple[ClippingBiasGate, ReferenceState, float,
 @given(decisions())
 def test_the_limit_is_the_exact_decision(case: tuple[ClippingBiasGate, ReferenceState, float, float]) -> None:
     gate, reference, metric, noise = case
-    attempt = Attempt(limit=gate.limit(reference, noise), count=1, measure=gate.measure)
-    assert attempt.add_metric(metric) == gate.decide_plainly(reference, metric, noise)
-    assert attempt.accepted == attempt.still_possible
+    limit = gate.limit(reference, noise)
+    beside = [math.nextafter(limit, -math.inf), limit, math.nextafter(limit, math.inf)] if math.isfinite(limit) else []
+    for tried in [metric, *(value for value in beside if value >= 0)]:
+        attempt = Attempt(limit=limit, count=1, measure=gate.measure)
+        assert attempt.add_metric(tried) == gate.decide_plainly(reference, tried, noise)
+        assert attempt.accepted == attempt.still_possible
+
+
+def test_ties_are_decided_exactly() -> None:
+    """On quarters, where sums are exact and every boundary is hit: both ends of the clip, and equality."""
+    gate = make_gate(beta=0.5, clip_range=0.75)
+    quarters = [number / 4 for number in range(-8, 9)]
+    outcomes: Counter[bool] = Counter()
+    for reference, noise, metric in itertools.product(quarters, quarters, quarters[8:]):
+        attempt = Attempt(limit=gate.limit(ReferenceState(value=reference), noise), count=1, measure=gate.measure)
+        accepted = min(max(reference - metric, -0.75), 0.75) + noise > 0.5
+        assert attempt.add_metric(metric) == accepted
+        assert gate.decide_plainly(ReferenceState(value=reference), metric, noise) == accepted
+        outcomes[accepted] += 1
+    assert min(outcomes.values()) > 500
 
 
 class ListedNoise(SeededNoise):
@@ -266,17 +284,19 @@ def exact_acceptance(gate: ClippingBiasGate, reference: float, metric: float) ->
     return float(log_ndtr(-(math.floor(gap / step) + 0.5) * step / gate.noise_std))
 
 
-@pytest.mark.parametrize("metric_bound", [1.0, 6.0])
+@pytest.mark.parametrize("metric_bound", [1.0625, 6.0])
 def test_acceptance_covers_the_gate_as_computed(metric_bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a grid so coarse that it matters: the stated bounds hold, and those for real noise would not."""
     monkeypatch.setattr(gate_module, "DECISION_GRID", 2.0**-3)
-    gate = make_gate(gate_noise=0.4 / metric_bound, metric_bound=metric_bound, clip_range=2 / metric_bound)
+    gate = make_gate(
+        beta=1 / metric_bound, gate_noise=0.4 / metric_bound, metric_bound=metric_bound, clip_range=2 / metric_bound
+    )
     real = Acceptance.one_sided(
         threshold=gate.threshold, clip_bound=gate.clip_bound, metric_bound=metric_bound, noise_std=gate.noise_std
     )
     stated, ratios, lowest = gate.acceptance, [], []
-    for reference in np.linspace(-4, 9, 140):
-        for metric in np.linspace(0, 8, 80):
+    for reference in np.arange(-4, 9, 0.0625):
+        for metric in np.arange(0, 8, 0.25):
             for added in (metric_bound, metric_bound * 0.37):
                 before, after = (exact_acceptance(gate, reference, value) for value in (metric, metric + added))
                 ratios.append(math.exp(after - before))

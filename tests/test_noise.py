@@ -190,6 +190,20 @@ def test_open_roundings_are_settled_with_more_digits() -> None:
     assert outcomes == {1, 2}
 
 
+@pytest.mark.parametrize("radius", [0, 1, 2**44, 2**63 - 1, 2**63 - 2**45])
+def test_radii_beyond_the_error_bound_are_settled(radius: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = []
+
+    def watched(radius_digits: int, angle_digits: int, *, scale: float, digits: ListedDigits) -> tuple[int, int]:
+        settled.append(radius_digits)
+        return settle(radius_digits, angle_digits, scale=scale, digits=digits)
+
+    monkeypatch.setattr(rounded_normal, "settle", watched)
+    drawn = rounded_normals(4, scale=100.0, digits=ListedDigits(2**62, radius, 2**61, 2**61))
+    assert settled == [radius]
+    assert drawn.isfinite().all()
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 17, 2 * rounded_normal.PAIRS_PER_BLOCK + 1])
 def test_any_count(count: int) -> None:
     drawn = SeededNoise(1).rounded_normal(count, scale=100.0)
