@@ -81,7 +81,9 @@ class PerSampleGradients:
         step = self.options.chunk_size or self._chunk_size(size)
         for start in range(0, size, step):
             samples = slice(start, min(start + step, size))
-            yield self._run(self._arranged(take(x, samples)), take(y, samples), loss, samples=samples, keep=not norms_only)
+            yield self._run(
+                self._arranged(take(x, samples)), take(y, samples), loss, samples=samples, keep=not norms_only
+            )
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
         """Gradient norm of each sample of the batch. An empty batch has none."""
