@@ -199,14 +199,16 @@ def test_dropout_lies_between_layers_in_training_mode_only():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_broken_sample_leaves_the_others_alone(reaching_loss, kind, value):
+@pytest.mark.parametrize("kept_bytes", [1, 2**26])
+def test_broken_sample_leaves_the_others_alone(reaching_loss, kind, value, kept_bytes):
     model = Reader(make(kind, 3, 4, bidirectional=True, batch_first=True))
     x, y = torch.randn(7, 5, 3), torch.randn(7)
     spoilt = x.clone()
     spoilt[2, 3, 1] = value
     y_spoilt = y.clone()
     y_spoilt[2] = float("nan")
-    engine = PerSampleGradients(model)
+    options = GradientOptions(kept_bytes=kept_bytes, strategy={"rnn": "explicit"})
+    engine = PerSampleGradients(model, options=options)
     weights = torch.tensor([1.0, 1, 0, 1, 1, 1, 1])
     norms, sums = engine.weighted_sum(x, y, reaching_loss, lambda _: weights)
     with warnings.catch_warnings(record=True) as caught:
