@@ -136,7 +136,7 @@ class Watch:
 
     Args:
         units: the modules that have parameters to be recorded.
-        axes: what `sluice.gradients.probe.batch_axes` found.
+        axes: what `sluice.gradients.probe.layout` found.
     """
 
     def __init__(

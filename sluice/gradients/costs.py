@@ -1,4 +1,4 @@
-"""The cost model that chooses kernels for convolutions: fixed, documented, and without influence on results.
+"""The cost model: fixed, documented, and without influence on results.
 
 Costs are multiply-adds for each sample. The weights of the other terms were fitted once to measured times on a CPU
 with 256-bit vectors; being off by a factor of two costs some speed and nothing else. A timing autotuner would choose
@@ -11,6 +11,8 @@ from sluice.gradients.correlation import Geometry
 
 #: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
 _TRAFFIC = 12.0
+#: The same for one element that is only read, or only written, in one long run.
+_STREAM = 4.0
 
 
 def _small_products(size: int) -> float:
@@ -41,19 +43,27 @@ def weight_gradient(geometry: Geometry) -> float:
 
 def explicit(geometry: Geometry, *, then_sum: bool) -> float:
     """Per-sample gradients, and, if a weighted sum follows, reading them a second time."""
-    window = geometry.image_channels * geometry.kernel[-1]
-    copies = geometry.positions * window
+    copied = geometry.positions * geometry.image_channels * geometry.kernel[-1]
     passes = 3 if then_sum else 2
-    return weight_gradient(geometry) * _small_products(geometry.map_channels) + _TRAFFIC * (
-        copies + passes * geometry.weight_size
-    )
+    products = weight_gradient(geometry) * _small_products(geometry.map_channels)
+    return products + _TRAFFIC * copied + _STREAM * passes * geometry.weight_size
 
 
 def kernel_for(geometry: Geometry, *, then_sum: bool) -> str:
-    """ "pixel_gram", "window_gram" or "explicit", whichever costs least for what is asked."""
+    """The kernel that costs least for what is asked: "pixel_gram", "window_gram" or "explicit"."""
     costs = {"explicit": explicit(geometry, then_sum=then_sum)}
     if geometry.groups == 1:
         extra = weight_gradient(geometry) if then_sum else 0.0
         costs["pixel_gram"] = pixel_gram(geometry) + extra
         costs["window_gram"] = window_gram(geometry) + extra
     return min(costs, key=lambda name: costs[name])
+
+
+def chunk_size(bytes_per_sample: int) -> int:
+    """How many samples go through the model at once: a power of two from 64 to 256.
+
+    What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
+    matrix products too small, and more than 256 gain nothing.
+    """
+    fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
+    return min(256, max(64, 1 << (fitting.bit_length() - 1)))

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from sluice import validate
 from sluice.errors import InputError
+from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
 from sluice.gradients.chunk import Chunk
 from sluice.gradients.opaque import OpaqueRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
-from sluice.gradients.probe import Axes, batch_axes
+from sluice.gradients.probe import Axes, layout
 from sluice.gradients.trees import apply, batch_size, channels_last, take
 from sluice.gradients.validation import refuse_mixing
 from sluice.gradients.verification import verify
@@ -55,6 +56,7 @@ class PerSampleGradients:
         self._axes: dict[tuple[str, int], Axes] = {}
         self._watch = Watch(self._units, options=self.options, axes=self._axes)
         self._has_images = any(isinstance(module, nn.Conv2d) for module in self._units)
+        self._chunk_size = self.options.chunk_size or 64
         self._prepared = False
 
     def zeros(self) -> dict[str, Tensor]:
@@ -78,9 +80,8 @@ class PerSampleGradients:
             return
         refuse_mixing(self.module)
         self.prepare(x)
-        step = self.options.chunk_size or self._chunk_size(size)
-        for start in range(0, size, step):
-            samples = slice(start, min(start + step, size))
+        for start in range(0, size, self._chunk_size):
+            samples = slice(start, min(start + self._chunk_size, size))
             yield self._run(
                 self._arranged(take(x, samples)), take(y, samples), loss, samples=samples, keep=not norms_only
             )
@@ -106,9 +107,6 @@ class PerSampleGradients:
     def _device(self) -> torch.device:
         return next(iter(self._names)).device
 
-    def _chunk_size(self, size: int) -> int:
-        return min(size, 128)
-
     def _arranged(self, x: Any) -> Any:
         """Images stored as 2-D convolutions run fastest on a CPU; values are the same."""
         return channels_last(x) if self._has_images else x
@@ -116,7 +114,9 @@ class PerSampleGradients:
     def prepare(self, x: Any) -> None:
         """Learn, from the first batch, where samples are, and check on two of them that the gradients are right."""
         if not self._prepared:
-            self._axes.update(batch_axes(self.module, self._units, x))
+            found = layout(self.module, self._units, x)
+            self._axes.update(found.axes)
+            self._chunk_size = self.options.chunk_size or costs.chunk_size(found.bytes_per_sample)
             if self.options.verify:
                 verify(self.module, self._watch, self._names, x, kept_bytes=self.options.kept_bytes)
             self._prepared = True

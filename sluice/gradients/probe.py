@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from sluice.gradients.plan import Unit
-from sluice.gradients.trees import apply, first_rows, leaves_in
+from sluice.gradients.trees import apply, first_rows, leaves_in, tensors_in
 
 #: For each tensor among a call's arguments, the axis that holds the samples, or None.
 Axes = tuple[int | None, ...]
@@ -34,18 +35,32 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
-def batch_axes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> dict[tuple[str, int], Axes]:
-    """(Unit name, number of the call) to the axes of its arguments that hold the samples.
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a model does with a batch.
 
-    The model runs on batches of two and of three; the axis whose size goes from two to three is the one. Where the
-    size of an axis depends on the batch in another way (samples folded into another axis) none is reported.
+    Attributes:
+        axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
+        bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps.
     """
-    two, three = _shapes(model, units, first_rows(x, 2)), _shapes(model, units, first_rows(x, 3))
-    return {
+
+    axes: dict[tuple[str, int], Axes]
+    bytes_per_sample: int
+
+
+def layout(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> Layout:
+    """Find out by running the model, without gradients, on two samples and on three.
+
+    The axis whose size goes from two to three holds the samples. Where the size of an axis depends on the batch in
+    another way (samples folded into another axis) none is reported.
+    """
+    (two, size_of_two), (three, _) = _shapes(model, units, first_rows(x, 2)), _shapes(model, units, first_rows(x, 3))
+    axes = {
         key: tuple(_axis(a, b) for a, b in zip(shapes, three[key], strict=True))
         for key, shapes in two.items()
         if key in three and len(three[key]) == len(shapes)
     }
+    return Layout(axes=axes, bytes_per_sample=size_of_two // 2)
 
 
 def _axis(two: torch.Size, three: torch.Size) -> int | None:
@@ -55,16 +70,20 @@ def _axis(two: torch.Size, three: torch.Size) -> int | None:
     return changed[0] if len(changed) == 1 and two[changed[0]] == 2 and three[changed[0]] == 3 else None
 
 
-def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Shapes:
+def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> tuple[_Shapes, int]:
     seen: _Shapes = {}
     counts: dict[str, int] = {}
+    size = 0
 
     def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        nonlocal size
         unit = units.get(module)
         if unit is not None:
             number = counts.get(unit.name, 0)
             counts[unit.name] = number + 1
-            seen[unit.name, number] = [tensor.shape for tensor in leaves_in(inputs, keywords)]
+            tensors = leaves_in(inputs, keywords)
+            seen[unit.name, number] = [tensor.shape for tensor in tensors]
+            size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
 
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -75,7 +94,7 @@ def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Shape
     finally:
         handle.remove()
         torch.backends.mha.set_fastpath_enabled(fast_path)
-    return seen
+    return seen, size
 
 
 def probing_loss(output_tensors: list[Tensor]) -> Tensor:
