@@ -15,7 +15,7 @@ from scipy.special import log_ndtr, ndtr
 
 from sluice import gate as gate_module
 from sluice.accounting.acceptance import Acceptance
-from sluice.attempt import Attempt, ReferenceState
+from sluice.attempt import Attempt, ReferenceState, first_above
 from sluice.errors import InputError
 from sluice.gate import ClippingBiasGate, CoinGate, Gate
 from sluice.noise import NoiseSource, SeededNoise
@@ -259,6 +259,20 @@ def test_attempt_cap_has_the_law_of_the_plain_loop() -> None:
         assert metric is not None or attempts == 2
         given_up += metric is None
     assert stats.binomtest(given_up, 600, (1 - accepted) ** 2).pvalue > ALPHA
+
+
+@pytest.mark.parametrize(
+    ("hopeless", "left", "value", "count"),
+    [(0, None, 5.0, 1), (20, None, 5.0, 21), (20, 21, 5.0, 21), (20, 20, None, 20)],
+)
+def test_all_skipped_attempts_are_counted(hopeless: int, left: int | None, value: float | None, count: int) -> None:
+    """Also those of earlier draws: six values come at once here."""
+    values = [0.0] * hopeless + [5.0] * 30
+
+    def draw(draws: int) -> torch.Tensor:
+        return torch.tensor([values.pop(0) for _ in range(draws)])
+
+    assert first_above(1.0, draw=draw, probability=0.5, attempts_left=left) == (value, count)
 
 
 def test_measuring_stops_as_soon_as_acceptance_is_ruled_out() -> None:
