@@ -1,0 +1,74 @@
+"""Accountants: what releases cost, proved; and beside it what the DPSR-CG paper claims, labelled so.
+
+``rdp`` and ``pld`` are sound (docs/accounting.md) and have dp-accounting's face. ``paper`` reproduces published
+figures and is never a guarantee. Names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+    from sluice.accounting.acceptance import Acceptance
+    from sluice.accounting.calibration import Calibration, calibrate, solve_releases
+    from sluice.accounting.events import SelectiveReleaseDpEvent
+    from sluice.accounting.gate_terms import GateTerms
+    from sluice.accounting.opacus_adapter import SelectiveAccountant, register_with_opacus
+    from sluice.accounting.pld_accountant import SelectivePLDAccountant
+    from sluice.accounting.privacy_report import PrivacyReport, privacy_report
+    from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+
+_HOMES = {
+    "Acceptance": "acceptance",
+    "Calibration": "calibration",
+    "GateTerms": "gate_terms",
+    "PrivacyReport": "privacy_report",
+    "SelectiveAccountant": "opacus_adapter",
+    "SelectivePLDAccountant": "pld_accountant",
+    "SelectiveRdpAccountant": "rdp_accountant",
+    "SelectiveReleaseDpEvent": "events",
+    "calibrate": "calibration",
+    "privacy_report": "privacy_report",
+    "register_with_opacus": "opacus_adapter",
+    "solve_releases": "calibration",
+}
+
+__all__ = [
+    "Acceptance",
+    "Calibration",
+    "GateTerms",
+    "PrivacyReport",
+    "SelectiveAccountant",
+    "SelectivePLDAccountant",
+    "SelectiveRdpAccountant",
+    "SelectiveReleaseDpEvent",
+    "calibrate",
+    "create_accountant",
+    "privacy_report",
+    "register_with_opacus",
+    "solve_releases",
+]
+
+
+def create_accountant(name: str) -> dp_accounting.PrivacyAccountant:
+    """A fresh sound accountant: "pld", the tighter one, or "rdp"."""
+    from sluice import validate
+    from sluice.accounting.pld_accountant import SelectivePLDAccountant
+    from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+
+    accountants = {"pld": SelectivePLDAccountant, "rdp": SelectiveRdpAccountant}
+    validate.one_of(accountants, accountant=name)
+    return accountants[name]()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,6 +10,8 @@ from scipy.special import log_ndtr
 from sluice import validate
 from sluice.errors import InputError
 
+_LOG_SMALLEST = -600.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
@@ -42,4 +44,9 @@ class Acceptance:
         shift = min(metric_bound, 2 * clip_bound)
         log_lowest = float(log_ndtr(-(threshold + clip_bound) / noise_std))
         log_before = float(log_ndtr(-(threshold + clip_bound - shift) / noise_std))
+        if log_lowest < _LOG_SMALLEST:
+            raise InputError(
+                f"noise_std={noise_std} is not allowed: with threshold={threshold} and clip_bound={clip_bound} the worst "
+                "batch would practically never be accepted. Raise the gate's noise, or lower the threshold."
+            )
         return cls(ratio_min=math.exp(log_lowest - log_before), ratio_max=1.0, probability_min=math.exp(log_lowest))

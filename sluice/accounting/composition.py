@@ -8,12 +8,11 @@ to 1, and the grid need only cover that bulk. Everything cut off or rounded away
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import fft
-from scipy.special import logsumexp
 
 from sluice.accounting.loss_distribution import LossDistribution
 
@@ -118,9 +117,8 @@ def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses
         return sum(count * each.log_moment(order) for each, count in zip(cumulants, counts, strict=True))
 
     # Chernoff's bound says where the tilted distribution ends; what lies beyond adds little to delta, and is added.
-    steps = [*(factor / deviation for factor in (4.0, 7.0)), 0.3 * tilt, tilt, 3.0 * tilt, 10.0]
-    upper = min((log_moment(tilt + step) - log_scale - _LOG_TAIL) / step for step in steps)
-    lower = max((log_scale - log_moment(tilt - step) + _LOG_TAIL) / step for step in steps)
+    upper = _least(lambda step: (log_moment(tilt + step) - log_scale - _LOG_TAIL) / step, start=6.0 / deviation)
+    lower = -_least(lambda step: (log_moment(tilt - step) - log_scale - _LOG_TAIL) / step, start=6.0 / deviation)
     start = sum(count * distribution.first for distribution, count in factors)
     stop = start + sum(count * (len(distribution.masses) - 1) for distribution, count in factors)
     first = min(max(start, math.floor(min(lower, mean) / spacing)), stop)
@@ -130,7 +128,7 @@ def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses
         raise GridTooLargeError(points)
 
     spectrum = np.ones(points // 2 + 1, dtype=complex)
-    for (distribution, count), each in zip(factors, cumulants, strict=True):
+    for count, each in zip(counts, cumulants, strict=True):
         spectrum *= _power(fft.rfft(_wrapped(each.tilted, points)), count)
     tilted = np.roll(fft.irfft(spectrum, points), -((first - start) % points))
     beyond = math.exp(min(0.0, log_scale - tilt * last * spacing + _LOG_TAIL)) if last < stop else 0.0
@@ -153,7 +151,7 @@ def best_tilt(factors: Factors, *, delta: float) -> tuple[float, float]:
     """The tilt with the best Chernoff-type bound of epsilon, and that bound, where no Renyi order is at hand."""
     best = (1.0, math.inf)
     for tilt in np.geomspace(0.02, 2000.0, 60):
-        log_moment = sum(count * _log_moment(_losses(each), each.masses, float(tilt)) for each, count in factors)
+        log_moment = sum(count * _log_moment(_losses(each), _log(each.masses), float(tilt)) for each, count in factors)
         bound = (log_moment + math.log(_largest_weight(float(tilt))) - math.log(delta)) / tilt
         if bound < best[1]:
             best = (float(tilt), bound)
@@ -163,33 +161,48 @@ def best_tilt(factors: Factors, *, delta: float) -> tuple[float, float]:
 @dataclass(frozen=True, kw_only=True)
 class _Cumulants:
     losses: Array
-    masses: Array
+    log_masses: Array
     tilted: Array
     mean: float
     variance: float
 
     @classmethod
     def of(cls, distribution: LossDistribution, tilt: float) -> _Cumulants:
-        losses, masses = _losses(distribution), distribution.masses
-        tilted = masses * np.exp(tilt * losses - _log_moment(losses, masses, tilt))
+        losses, log_masses = _losses(distribution), _log(distribution.masses)
+        tilted = np.exp(tilt * losses + log_masses - _log_moment(losses, log_masses, tilt))
         mean = float(np.sum(tilted * losses))
-        variance = max(0.0, float(np.sum(tilted * losses**2)) - mean**2)
-        return cls(losses=losses, masses=masses, tilted=tilted, mean=mean, variance=variance)
+        variance = max(0.0, float(np.sum(tilted * (losses - mean) ** 2)))
+        return cls(losses=losses, log_masses=log_masses, tilted=tilted, mean=mean, variance=variance)
 
     def log_moment(self, order: float) -> float:
-        return _log_moment(self.losses, self.masses, order)
+        return _log_moment(self.losses, self.log_masses, order)
 
 
 def _losses(distribution: LossDistribution) -> Array:
     return (distribution.first + np.arange(len(distribution.masses))) * distribution.spacing
 
 
-def _log_moment(losses: Array, masses: Array, order: float) -> float:
-    exponents = order * losses
-    peak = max(float(exponents[0]), float(exponents[-1]))
-    if peak > _LARGEST_EXPONENT or peak - min(float(exponents[0]), float(exponents[-1])) > _LARGEST_EXPONENT:
-        return float(logsumexp(exponents, b=masses))
-    return math.log(float(np.sum(masses * np.exp(exponents))))
+def _log(masses: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.log(masses)
+
+
+def _log_moment(losses: Array, log_masses: Array, order: float) -> float:
+    exponents = order * losses + log_masses
+    peak = float(exponents.max())
+    return peak + math.log(float(np.sum(np.exp(exponents - peak))))
+
+
+def _least(bound: Callable[[float], float], *, start: float) -> float:
+    """The minimum, to a factor of the step, of a function with one valley."""
+    best, step = bound(start), start
+    for factor in (2.0, 0.5):
+        for _ in range(16):
+            value = bound(step * factor)
+            if value >= best:
+                break
+            best, step = value, step * factor
+    return best
 
 
 def _wrapped(masses: Array, points: int) -> Array:

@@ -205,8 +205,6 @@ def _candidates(release: _Release, at: _Epsilons, pieces: int) -> Iterator[tuple
             c = (linear * z - slope_z * constant) / quadratic
             stationary = -c / (z + np.sqrt(np.maximum(z * z - slope_z * c, 0.0)))
         t = np.clip(np.nan_to_num(stationary, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
-        chord = [
-            ((1 - t) * a[0] + t * b[0], (1 - t) * a[1] + t * b[1]) for a, b in zip(parts, right[2], strict=True)
-        ]
+        chord = [((1 - t) * a[0] + t * b[0], (1 - t) * a[1] + t * b[1]) for a, b in zip(parts, right[2], strict=True)]
         yield mix(weight + width * t, z + slope_z * t, chord)
         left = right

@@ -41,7 +41,11 @@ def choose_grid(
     over all releases, that is what it adds to epsilon.
     """
     span = max(
-        (high - low for event, _ in releases for low, high in (loss_range(event, d, upper_tail=upper_tail) for d in DIRECTIONS)),
+        (
+            high - low
+            for event, _ in releases
+            for low, high in (loss_range(event, d, upper_tail=upper_tail) for d in DIRECTIONS)
+        ),
         default=1.0,
     )
     finest = max(span / _MAX_ONE_STEP_POINTS, smallest_spacing)

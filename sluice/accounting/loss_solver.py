@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -53,7 +54,16 @@ class Events:
 
 
 def solve_epsilon(events: Events, *, delta: float, tolerance: float) -> float:
-    """The smaller of the Renyi and the loss-distribution bound of epsilon; both are sound."""
+    """The smaller of the Renyi and the loss-distribution bound of epsilon; both are sound. Answers are remembered."""
+    return _solve_epsilon(events, delta, tolerance) if events.foreign else _remembered(events, delta, tolerance)
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(events: Events, delta: float, tolerance: float) -> float:
+    return _solve_epsilon(events, delta, tolerance)
+
+
+def _solve_epsilon(events: Events, delta: float, tolerance: float) -> float:
     if events.count == 0:
         return 0.0
     renyi = events.renyi()
@@ -63,16 +73,16 @@ def solve_epsilon(events: Events, *, delta: float, tolerance: float) -> float:
     bound, order = (float(x) for x in rdp.compute_epsilon(DEFAULT_ORDERS, renyi, delta))
     if bound == 0 or bound > _LARGEST_EPSILON or delta < _SMALLEST_DELTA:
         return bound
-    best, finest = bound, math.inf
+    best, used = bound, math.inf
     for _ in range(_MAX_PASSES):
         grid = _grid(events, tilt=order - 1, epsilon=best, delta=delta, tolerance=tolerance)
-        if grid.spacing > 0.8 * finest:
+        if grid.spacing > 0.8 * used:
             break
         composed = _compose(events, grid, tilt=order - 1)
-        finest = composed[0].spacing
+        used = composed[-1].spacing
         previous, best = best, min(best, max(losses.epsilon(delta, near=best) for losses in composed))
         # Where rare, large losses make the Renyi bound loose, the grid was chosen for too large an epsilon.
-        if best > 0.7 * previous or best == 0:
+        if best > 0.7 * previous or best == 0 or used > grid.spacing:
             break
     return best
 
@@ -109,7 +119,8 @@ def _compose(events: Events, grid: Grid, *, tilt: float) -> tuple[ComposedLosses
     while True:
         try:
             return tuple(
-                compose(_factors(events, direction, grid), tilt=tilt, max_points=_MAX_POINTS) for direction in DIRECTIONS
+                compose(_factors(events, direction, grid), tilt=tilt, max_points=_MAX_POINTS)
+                for direction in DIRECTIONS
             )
         except GridTooLargeError as error:
             grid = replace(grid, spacing=grid.spacing * max(1.5, 1.1 * error.points / _MAX_POINTS))
@@ -124,9 +135,7 @@ def _compose_without_order(events: Events, delta: float) -> tuple[tuple[Composed
         per_direction = [_factors(events, direction, grid) for direction in DIRECTIONS]
         tilt, guess = max((best_tilt(factors, delta=delta) for factors in per_direction), key=lambda pair: pair[1])
         try:
-            composed = tuple(
-                compose(factors, tilt=tilt, max_points=_MAX_POINTS) for factors in per_direction
-            )
+            composed = tuple(compose(factors, tilt=tilt, max_points=_MAX_POINTS) for factors in per_direction)
             return composed, guess
         except GridTooLargeError as error:
             spacing *= max(1.5, 1.1 * error.points / _MAX_POINTS)
@@ -135,9 +144,7 @@ def _compose_without_order(events: Events, delta: float) -> tuple[tuple[Composed
 def _factors(events: Events, direction: Direction, grid: Grid) -> Factors:
     own = [
         (
-            loss_distribution(
-                event, direction, spacing=grid.spacing, upper_tail=grid.upper_tail, pieces=pieces
-            ),
+            loss_distribution(event, direction, spacing=grid.spacing, upper_tail=grid.upper_tail, pieces=pieces),
             count,
         )
         for (event, count), pieces in zip(events.releases, grid.pieces, strict=True)

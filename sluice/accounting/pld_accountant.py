@@ -12,7 +12,7 @@ from sluice.accounting import foreign_losses
 from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release
 from sluice.accounting.loss_solver import Events, solve_delta, solve_epsilon
-from sluice.accounting.rdp_accountant import ADD_OR_REMOVE_ONE, ErrorDetails
+from sluice.accounting.rdp_accountant import ADD_OR_REMOVE_ONE
 
 DEFAULT_TOLERANCE = 1e-4
 
@@ -48,15 +48,15 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         self._gaussian_precision = 0.0
         self._charge = GiveUpCharge()
 
-    def _maybe_compose(self, event: dpa.DpEvent, count: int, do_compose: bool) -> ErrorDetails | None:
+    def _maybe_compose(
+        self, event: dpa.DpEvent, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
         release = as_release(event)
         if release is not None:
             if do_compose and count:
                 self._add_release(release, count)
             return None
-        if isinstance(
-            event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent | dpa.SelfComposedDpEvent | dpa.ComposedDpEvent
-        ):
+        if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent | dpa.SelfComposedDpEvent | dpa.ComposedDpEvent):
             return super()._maybe_compose(event, count, do_compose)
         error = super()._maybe_compose(event, count, False)
         if error is None and do_compose and count:

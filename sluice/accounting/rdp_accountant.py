@@ -10,10 +10,9 @@ import numpy as np
 from dp_accounting import rdp
 
 from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
-from sluice.accounting.events import SelectiveReleaseDpEvent, as_release
+from sluice.accounting.events import as_release
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
-ErrorDetails = dpa.PrivacyAccountant.CompositionErrorDetails
 ADD_OR_REMOVE_ONE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
@@ -32,9 +31,12 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
     ) -> None:
         require_add_or_remove(neighboring_relation)
         super().__init__(list(DEFAULT_ORDERS if orders is None else orders), neighboring_relation)
+        self._rdp: np.ndarray = np.zeros(len(self._orders))
         self._charge = GiveUpCharge()
 
-    def _maybe_compose(self, event: dpa.DpEvent, count: int, do_compose: bool) -> ErrorDetails | None:
+    def _maybe_compose(
+        self, event: dpa.DpEvent, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
         release = as_release(event)
         if release is None:
             return super()._maybe_compose(event, count, do_compose)
@@ -59,5 +61,3 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
 
     def get_delta(self, target_epsilon: float) -> float:
         return self.get_delta_and_optimal_order(target_epsilon)[0]
-
-

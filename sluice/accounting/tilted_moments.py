@@ -72,7 +72,9 @@ def power_deviation(power: Array | float, excess: Array, log_power: Array) -> Ar
     """``(1+x)^b - 1 - b x`` with ``log_power = b log(1+x)``, without cancellation for small x."""
     near = np.abs(excess) < 0.03
     x = np.where(near, excess, 0.0)
-    log1p_minus = x * x * (-1 / 2 + x * (1 / 3 + x * (-1 / 4 + x * (1 / 5 + x * (-1 / 6 + x * (1 / 7 + x * (-1 / 8)))))))
+    log1p_minus = (
+        x * x * (-1 / 2 + x * (1 / 3 + x * (-1 / 4 + x * (1 / 5 + x * (-1 / 6 + x * (1 / 7 + x * (-1 / 8)))))))
+    )
     close = _expm1_minus(np.where(near, log_power, 0.0)) + power * log1p_minus
     return np.where(near, close, np.expm1(log_power) - power * excess)
 

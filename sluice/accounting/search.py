@@ -1,0 +1,63 @@
+"""Finding where a decreasing curve reaches its target, on the safe side, with few evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_MAX_EVALUATIONS = 80
+_FLOOR = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """A point where the curve is at most its target, and how steeply it falls there (in logarithms)."""
+
+    x: float
+    slope: float
+
+
+def smallest_reaching(
+    curve: Callable[[float], float],
+    *,
+    target: float,
+    guess: float,
+    slack: float,
+    lowest: float,
+    highest: float,
+    slope: float = 1.5,
+) -> Reached | None:
+    """The smallest x, nearly, with ``curve(x) <= target``, for a curve that falls with x; None if none does.
+
+    Guarantee:
+        The curve was evaluated at the very x that is returned and was at most the target there. It was either within
+        ``slack`` of it, relatively, or x lies within ``slack`` of a point where the curve exceeds the target.
+    """
+    least, most = math.log(lowest), math.log(highest)
+    x = min(max(math.log(guess), least), most)
+    aim, longest = -0.5 * slack, 0.7
+    low: tuple[float, float] | None = None
+    high: tuple[float, float] | None = None
+    for _ in range(_MAX_EVALUATIONS):
+        value = math.log(max(curve(math.exp(x)) / target, _FLOOR))
+        before = low if value <= 0 else high
+        if value <= 0:
+            high = (x, value)
+        else:
+            low = (x, value)
+        if low and high:
+            slope = min(max((low[1] - high[1]) / (high[0] - low[0]), 0.2), 40.0)
+        if high and (x == least or high[1] >= -slack or (low and high[0] - low[0] <= slack)):
+            return Reached(x=math.exp(high[0]), slope=slope)
+        if not high and x == most:
+            return None
+        if low and high:
+            # Regula falsi; where one end stays put, halving keeps the interval shrinking.
+            share = (low[1] - aim) / (low[1] - high[1])
+            share = 0.5 * share + 0.25 if before is None or abs(value) > 0.5 * abs(before[1]) else share
+            x = low[0] + (high[0] - low[0]) * min(max(share, 0.02), 0.98)
+        else:
+            move = min(max((value - aim) / slope, -longest), longest)
+            x, longest = min(max(x + move, least), most), 2 * longest
+    return Reached(x=math.exp(high[0]), slope=slope) if high else None

@@ -1,0 +1,257 @@
+"""``sluice epsilon`` and ``sluice plan``: what a run costs, and the noise that a budget needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.output import JsonFlag, print_json, print_table
+
+if TYPE_CHECKING:
+    from sluice.accounting.calibration import Calibration
+    from sluice.accounting.privacy_report import PrivacyReport
+
+DatasetSize = Annotated[int, typer.Option("--dataset-size", help="Number of training records N.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Expected batch size B; the sampling rate is B / N.")]
+Releases = Annotated[int, typer.Option("--releases", help="Number of released (accepted) updates T.")]
+Delta = Annotated[float, typer.Option("--delta", help="Target delta, well below 1 / N.")]
+Beta = Annotated[float, typer.Option("--beta", help="Threshold of the gate, in units of its metric bound.")]
+ClipRange = Annotated[float, typer.Option("--clip-range", help="Clip of the gate's difference, in the same units.")]
+GateNoise = Annotated[
+    float | None, typer.Option("--gate-noise", help="Gate noise sigma_e (standard deviation 4 sigma_e).")
+]
+ReferenceNoise = Annotated[
+    float | None, typer.Option("--reference-noise", help="Noise multiplier of the published reference; 'inf' for none.")
+]
+MaxAttempts = Annotated[
+    int | None, typer.Option("--max-attempts", help="Give up on a release after so many attempts; charged to delta.")
+]
+
+
+def epsilon(
+    dataset_size: DatasetSize,
+    batch_size: BatchSize,
+    noise_multiplier: Annotated[
+        float, typer.Option("--noise-multiplier", help="Gradient noise over the clipping bound.")
+    ],
+    releases: Releases,
+    delta: Delta,
+    gate_noise: GateNoise = None,
+    beta: Beta = 3.0,
+    clip_range: ClipRange = 2.0,
+    reference_noise: ReferenceNoise = None,
+    max_attempts: MaxAttempts = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Account for given numbers by every accountant, side by side.
+
+    With --gate-noise the run is gated: only accepted updates are released. Without --reference-noise the published
+    reference then has 5 times the gradient noise. Figures that start with "paper" are claims, not guarantees.
+
+    Example: sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 2000 --delta 1e-5
+    --gate-noise 1 --reference-noise 10
+    """
+    from sluice import validate
+    from sluice.accounting.calibration import resolve_sample_rate
+    from sluice.accounting.gate_shape import REFERENCE_RATIO
+    from sluice.accounting.gate_terms import GateTerms
+    from sluice.accounting.privacy_report import privacy_report
+    from sluice.errors import InputError
+
+    rate = resolve_sample_rate(sample_rate=None, dataset_size=dataset_size, batch_size=batch_size)
+    validate.positive(noise_multiplier=noise_multiplier)
+    if gate_noise is None and (reference_noise is not None or max_attempts is not None):
+        raise InputError("--reference-noise and --max-attempts describe a gate: give --gate-noise as well.")
+    gate = None
+    if gate_noise is not None:
+        gate = GateTerms(
+            beta=beta,
+            clip_range=clip_range,
+            gate_noise=gate_noise,
+            reference_noise=REFERENCE_RATIO * noise_multiplier if reference_noise is None else reference_noise,
+            max_attempts=max_attempts,
+        )
+    report = privacy_report(
+        sample_rate=rate, noise_multiplier=noise_multiplier, releases=releases, delta=delta, gate=gate
+    )
+    if as_json:
+        print_json(
+            {
+                **report.figures(),
+                "delta": delta,
+                "sample_rate": rate,
+                "noise_multiplier": noise_multiplier,
+                "releases": releases,
+                "gate": _gate_summary(gate),
+                "reasons": report.reasons,
+                "meanings": _meanings(),
+            }
+        )
+        return
+    _print_report(report)
+
+
+def plan(
+    dataset_size: DatasetSize,
+    batch_size: BatchSize,
+    releases: Releases,
+    target_epsilon: Annotated[float, typer.Option("--epsilon", help="Target epsilon.")],
+    delta: Delta,
+    gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Selective release, or plain DP-SGD.")] = True,
+    gate_noise: GateNoise = None,
+    beta: Beta = 3.0,
+    clip_range: ClipRange = 2.0,
+    reference_noise: ReferenceNoise = None,
+    max_attempts: MaxAttempts = None,
+    relative_gate_noise: Annotated[
+        float, typer.Option("--relative-gate-noise", help="Noise of a decision over 4 times the gradient noise.")
+    ] = 1.0,
+    accountant: Annotated[str, typer.Option("--accountant", help="pld (tighter) or rdp.")] = "pld",
+    plot: Annotated[
+        Path, typer.Option("--plot", help="Where the plot goes; .png and .svg are written side by side.")
+    ] = Path("plan.png"),
+    as_json: JsonFlag = False,
+) -> None:
+    """Choose gradient noise, gate noise and reference noise together for a target epsilon.
+
+    Noises that are given are kept. Without --json a plot of epsilon over releases is drawn here and saved as PNG and SVG.
+
+    Example: sluice plan --dataset-size 60000 --batch-size 1024 --releases 2000 --epsilon 1 --delta 1e-5
+    """
+    from sluice.accounting.calibration import calibrate
+    from sluice.accounting.gate_terms import GateTerms
+    from sluice.accounting.privacy_report import privacy_report
+    from sluice.errors import InputError
+
+    if not gated and any(value is not None for value in (gate_noise, reference_noise, max_attempts)):
+        raise InputError("--no-gate is not allowed together with --gate-noise, --reference-noise or --max-attempts.")
+    gate = GateTerms(
+        beta=beta,
+        clip_range=clip_range,
+        gate_noise=gate_noise,
+        reference_noise=reference_noise,
+        max_attempts=max_attempts,
+    )
+    chosen = calibrate(
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        releases=releases,
+        target_epsilon=target_epsilon,
+        target_delta=delta,
+        gate=gate if gated else None,
+        relative_gate_noise=relative_gate_noise,
+        accountant=accountant,
+    )
+    plain = calibrate(
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        releases=releases,
+        target_epsilon=target_epsilon,
+        target_delta=delta,
+        accountant=accountant,
+    )
+    report = privacy_report(
+        sample_rate=chosen.sample_rate,
+        noise_multiplier=chosen.noise_multiplier,
+        releases=releases,
+        delta=delta,
+        gate=chosen.gate,
+    )
+    if as_json:
+        print_json(
+            {**_plan_summary(chosen, plain), **report.figures(), "reasons": report.reasons, "meanings": _meanings()}
+        )
+        return
+    _print_plan(chosen, plain)
+    _print_report(report)
+    _draw(chosen, plot)
+
+
+def _plan_summary(chosen: Calibration, plain: Calibration) -> dict[str, Any]:
+    return {
+        "noise_multiplier": chosen.noise_multiplier,
+        "gate_noise": chosen.gate_noise,
+        "reference_noise": chosen.reference_noise,
+        "gate": _gate_summary(chosen.gate),
+        "plain_noise_multiplier": plain.noise_multiplier,
+        "sample_rate": chosen.sample_rate,
+        "releases": chosen.releases,
+        "delta": chosen.delta,
+        "target_epsilon": chosen.target_epsilon,
+        "epsilon": chosen.epsilon,
+        "accountant": chosen.accountant,
+    }
+
+
+def _gate_summary(gate: Any) -> dict[str, Any] | None:
+    if gate is None:
+        return None
+    return {
+        "gate_noise": gate.gate_noise,
+        "reference_noise": gate.reference_noise,
+        "beta": gate.beta,
+        "clip_range": gate.clip_range,
+        "max_attempts": gate.max_attempts,
+        "ratio_min": gate.acceptance.ratio_min,
+        "acceptance_probability_min": gate.acceptance.probability_min,
+    }
+
+
+def _meanings() -> dict[str, str]:
+    from sluice.accounting.privacy_report import MEANINGS
+
+    return MEANINGS
+
+
+def _print_plan(chosen: Calibration, plain: Calibration) -> None:
+    rows: list[tuple[str, str, str]] = [
+        (
+            "gradient noise multiplier",
+            f"{chosen.noise_multiplier:.5g}",
+            f"plain DP-SGD needs {plain.noise_multiplier:.5g}",
+        )
+    ]
+    if chosen.gate is not None:
+        worst = chosen.gate.acceptance.probability_min
+        rows += [
+            ("gate noise", f"{chosen.gate_noise:.5g}", f"the worst batch is accepted with probability {worst:.3g}"),
+            (
+                "reference noise multiplier",
+                f"{chosen.reference_noise:.5g}",
+                "of the metric published with each release",
+            ),
+        ]
+    rows.append(
+        (
+            "epsilon",
+            f"{chosen.epsilon:.4f}",
+            f"target {chosen.target_epsilon:g} at delta {chosen.delta:g}, {chosen.accountant}",
+        )
+    )
+    print_table(("plan", "value", ""), rows)
+    typer.echo()
+
+
+def _print_report(report: PrivacyReport) -> None:
+    rows = []
+    for name, value in report.figures().items():
+        if value is not None:
+            shown = f"{value:.3f}" if value >= 0.1 else f"{value:.3g}"
+            rows.append((name, shown, report.reasons.get(name, _meanings()[name])))
+    print_table(("figure", f"epsilon (delta {report.delta:g})", "meaning"), rows)
+
+
+def _draw(chosen: Calibration, plot: Path) -> None:
+    from sluice.accounting.plan_curves import as_pictures, in_letters, plan_curves
+    from sluice.files import replaced_atomically
+
+    curves = plan_curves(chosen)
+    typer.echo()
+    typer.echo(in_letters(curves))
+    png, svg = as_pictures(curves)
+    for path, content in ((plot.with_suffix(".png"), png), (plot.with_suffix(".svg"), svg)):
+        with replaced_atomically(path) as temporary:
+            temporary.write_bytes(content)
+    typer.echo(f"\nSaved {plot.with_suffix('.png')} and {plot.with_suffix('.svg')}.")
