@@ -8,7 +8,8 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from scipy.stats import norm
 
 from sluice.accounting import create_accountant
-from sluice.accounting.calibration import REFERENCE_RATIO, Calibration, calibrate
+from sluice.accounting.calibration import Calibration, calibrate
+from sluice.accounting.gate_shape import REFERENCE_RATIO
 from sluice.accounting.paper import CLAIMED_LABEL, claimed_account
 from sluice.gate import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism import Mechanism

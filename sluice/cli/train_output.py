@@ -1,0 +1,180 @@
+"""What ``sluice train`` shows: the plan, progress in releases, and at the end what was reached and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from sluice.cli.output import print_table
+from sluice.gate import ClippingBiasGate, CoinGate
+from sluice.mechanism import Mechanism
+from sluice.planning import privacy_figures
+from sluice.publication import PICTURE, Evaluation
+from sluice.report.rounding import rounded_up
+from sluice.trace import TraceRow
+from sluice.training import Progress, Training, TrainResult
+
+_LINES = 10
+
+
+class Screen:
+    """Progress on standard error: a bar on a terminal, plain lines without any timing elsewhere.
+
+    Guarantee:
+        Unless ``show_private`` is set, what is shown is a function of what `Training` reports as public.
+    """
+
+    def __init__(self, *, show_private: bool, quiet: bool) -> None:
+        self._show_private = show_private
+        self._quiet = quiet
+        self._others: list[Callable[[Progress], None]] = []
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._latest = ""
+
+    def say(self, text: str) -> None:
+        typer.echo(f"sluice: {text}", err=True)
+
+    def also(self, other: Callable[[Progress], None]) -> None:
+        """Report to somebody else too."""
+        self._others.append(other)
+
+    @contextmanager
+    def shown(self, releases: int) -> Iterator[None]:
+        """Show progress inside the block."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        columns = (
+            TextColumn("releases"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Bar(*columns, console=Console(stderr=True)) as self._bar:
+            self._task = self._bar.add_task("", total=releases)
+            yield
+        self._bar = None
+
+    def report(self, progress: Progress) -> None:
+        for other in self._others:
+            other(progress)
+        if progress.evaluation is not None:
+            self._latest = _evaluation_text(progress.evaluation)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=progress.release, description=self._latest)
+        elif not self._quiet and (progress.evaluation is not None or _is_tenth(progress)):
+            text = f": {_evaluation_text(progress.evaluation)}" if progress.evaluation is not None else ""
+            typer.echo(f"release {progress.release} of {progress.releases}{text}", err=True)
+
+    def report_private(self, row: TraceRow) -> None:
+        if not self._show_private:
+            return
+        text = (
+            f"PRIVATE release {row.release}: {row.attempts} attempts, {row.measured} records measured, "
+            f"metric {row.metric:.4g}, {row.seconds:.3f} s"
+        )
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        else:
+            typer.echo(text, err=True)
+
+
+def print_plan(training: Training) -> None:
+    """The calibrated mechanism and what all of its releases will cost."""
+    settings, mechanism = training.settings, training.mechanism
+    rows: list[tuple[str, str]] = [
+        ("data", f"{settings.dataset}, features {settings.features}, model {settings.model}"),
+        ("method", _method(settings.method, mechanism)),
+        ("sample rate", f"{mechanism.sample_rate:.4g} ({mechanism.expected_batch_size:g} records on average)"),
+        ("noise multiplier", f"{mechanism.noise_multiplier:.4g}"),
+    ]
+    gate = mechanism.gate
+    if isinstance(gate, ClippingBiasGate):
+        rows.append(("gate noise", f"{gate.gate_noise:.4g}"))
+        reference = "hidden: nothing is proved" if gate.hidden_reference else f"{gate.reference_noise:.4g}"
+        rows.append(("reference noise", reference))
+    rows.append(("releases", f"{mechanism.releases:,}"))
+    target = f"epsilon {settings.epsilon:g} at delta {settings.delta:g}, by {settings.accountant}"
+    rows.append(("target", target if settings.noise_multiplier is None else "none: the noise is given"))
+    rows += _figure_rows(mechanism, mechanism.releases, settings.delta)
+    if settings.seed is not None:
+        rows.append(("seed", f"{settings.seed}: for experiments only, protects nobody"))
+    print_table(("", ""), rows, title="Plan")
+
+
+def print_result(result: TrainResult) -> None:
+    """What was reached, what it cost by each accountant, and where everything lies."""
+    for note in result.notes:
+        typer.echo(f"Note: {note}")
+    rows: list[tuple[str, str]] = []
+    if result.test_accuracy is not None:
+        rows.append(("test accuracy", f"{100 * result.test_accuracy:.2f} %"))
+    if result.held_out_accuracy is not None:
+        rows.append(
+            ("held-out accuracy", f"{100 * result.held_out_accuracy:.2f} % (of private records: not to publish)")
+        )
+    rows.append(("releases", f"{result.releases:,} of {result.mechanism.releases:,}"))
+    rows += _figure_rows(result.mechanism, result.releases, result.delta)
+    rows.append(("delta", f"{result.delta:g}"))
+    rows.append(("run", f"{result.run} (publish public/ only)"))
+    picture = result.run / "public" / PICTURE
+    if picture.exists():
+        rows.append(("picture", str(picture)))
+    rows.append(("certificate", str(result.run / "public" / "certificate.html")))
+    print_table(("", ""), rows, title="Result")
+    if result.epsilon is None:
+        typer.echo("Nothing is proved about the privacy of this run: its gate compares with a hidden reference.")
+
+
+def result_as_json(result: TrainResult) -> dict[str, Any]:
+    figures = privacy_figures(result.mechanism, releases=result.releases, delta=result.delta)
+    picture = result.run / "public" / PICTURE
+    return {
+        "test_accuracy": result.test_accuracy,
+        "held_out_accuracy": result.held_out_accuracy,
+        "epsilon": result.epsilon,
+        "delta": result.delta,
+        "accountant": result.accountant,
+        "releases": result.releases,
+        "run": str(result.run),
+        "picture": str(picture) if picture.exists() else None,
+        "figures": [asdict(figure) for figure in figures],
+        "mechanism": result.mechanism.to_dict(),
+        "notes": list(result.notes),
+    }
+
+
+def _figure_rows(mechanism: Mechanism, releases: int, delta: float) -> list[tuple[str, str]]:
+    rows = []
+    for figure in privacy_figures(mechanism, releases=releases, delta=delta):
+        name = f"epsilon by {figure.accountant}" if figure.guaranteed else figure.accountant
+        rows.append((name, f"{rounded_up(figure.value)} ({figure.meaning})"))
+    return rows or [("epsilon", "none is proved")]
+
+
+def _method(method: str, mechanism: Mechanism) -> str:
+    gate = mechanism.gate
+    if isinstance(gate, ClippingBiasGate):
+        return f"{method}, clipping-bias gate with beta {gate.beta:g}"
+    if isinstance(gate, CoinGate):
+        return f"{method}, coin gate that accepts {gate.probability:.3g} of the attempts"
+    return f"{method}, every attempt is released"
+
+
+def _evaluation_text(evaluation: Evaluation) -> str:
+    epsilon = "none proved" if evaluation.epsilon is None else rounded_up(evaluation.epsilon)
+    return f"test accuracy {100 * evaluation.test_accuracy:.2f} %, epsilon {epsilon}"
+
+
+def _is_tenth(progress: Progress) -> bool:
+    return progress.release % max(1, progress.releases // _LINES) == 0
