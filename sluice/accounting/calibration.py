@@ -27,6 +27,7 @@ from dp_accounting import rdp
 from sluice import validate
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_shape import HIGHEST_NOISE, GateShape, lowest_noise
+from sluice.accounting.gate_shape import REFERENCE_RATIO as REFERENCE_RATIO
 from sluice.accounting.gate_terms import AccountedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
