@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import subprocess
@@ -315,6 +316,33 @@ def test_ctrl_c_in_the_middle_leaves_a_ledger_that_writes_no_more(path, monkeypa
     with Ledger.open(path) as again:
         again.append_release(again.spent + 1)
     assert read_ledger(path).spent >= 2
+
+
+def test_ctrl_c_just_after_the_record_leaves_a_ledger_that_writes_no_more(path):
+    """The record is on the disk and the object does not know yet: going on would break the chain."""
+    ledger = Ledger.open(make_ledger(path, 1))
+    lines, first = inspect.getsourcelines(Ledger._append)
+    (offset,) = [index for index, line in enumerate(lines) if "self._spent, self._head" in line]
+
+    def interrupt(frame, event, _):
+        if frame.f_code is Ledger._append.__code__ and event == "line" and frame.f_lineno == first + offset:
+            raise KeyboardInterrupt
+        return interrupt
+
+    previous = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ledger.append_release(2)
+    finally:
+        sys.settrace(previous)
+    with pytest.raises(InputError, match="open it again"):
+        ledger.append_release(2)
+    ledger.close()
+    with Ledger.open(path) as again:
+        assert again.spent == 2
+        again.append_release(3)
+    assert read_ledger(path).spent == 3
 
 
 def test_a_second_writer_is_refused_and_a_dead_one_is_not_in_the_way(path):

@@ -30,6 +30,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         hidden: bool = False,
         attempts: int = 2,
         preparation: tuple[float, ...] = (),
+        noise_multiplier: float = 2.0,
         **header: object,
     ) -> RunFolder:
         gate = ClippingBiasGate(gate_noise=1.0, reference_noise=10.0, small_norm=1.0, hidden_reference=hidden)
@@ -37,7 +38,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             sample_rate=0.02,
             expected_batch_size=20.0,
             scaling=GlobalScaling(bound=8.0),
-            noise_multiplier=2.0,
+            noise_multiplier=noise_multiplier,
             releases=planned,
             gate=gate if gated else None,
             preparation=preparation,

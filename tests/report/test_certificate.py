@@ -22,6 +22,7 @@ KINDS = {
     "hidden": {"hidden": True, "preparation": (8.0,)},
     "unfinished": {"made": 3},
     "untouched": {"made": 0},
+    "no noise": {"noise_multiplier": 1e-9, "target_epsilon": 3.0},
 }
 
 
