@@ -8,6 +8,17 @@ from sluice.gradients import normalisation as _normalisation  # noqa: F401
 from sluice.gradients import recurrent as _recurrent  # noqa: F401
 from sluice.gradients.chunk import Chunk, NonFiniteGradientWarning
 from sluice.gradients.engine import PerSampleGradients
+from sluice.gradients.fix import fix
+from sluice.gradients.independence import check_independence
 from sluice.gradients.options import GradientOptions
+from sluice.gradients.validation import problems
 
-__all__ = ["Chunk", "GradientOptions", "NonFiniteGradientWarning", "PerSampleGradients"]
+__all__ = [
+    "Chunk",
+    "GradientOptions",
+    "NonFiniteGradientWarning",
+    "PerSampleGradients",
+    "check_independence",
+    "fix",
+    "problems",
+]

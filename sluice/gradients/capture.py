@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from sluice.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
+from sluice.gradients.opaque import OpaqueRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
 from sluice.gradients.probe import Axes
@@ -146,6 +147,11 @@ class Watch:
         self._options = options
         self._axes = axes
         self._recording: Recording | None = None
+
+    @property
+    def has_opaque(self) -> bool:
+        """Whether some unit draws its random numbers in another order than its own forward would."""
+        return any(isinstance(unit.rule, OpaqueRule) for unit in self._units.values())
 
     @contextmanager
     def record(self, *, batch_size: int, parameters: frozenset[Tensor], by_hooks: bool = False) -> Iterator[Recording]:

@@ -7,6 +7,7 @@ the same forward and backward pass as everything else: nothing is replayed, so d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,10 @@ def _by_vmap(
     one_sample: Callable[..., Any], copies: dict[str, Tensor], leaves: list[Any], axes: list[int | None], call: Call
 ) -> Any:
     try:
-        batched = vmap(one_sample, in_dims=(0, axes), randomness="different")(copies, leaves)
+        with warnings.catch_warnings():
+            # Operations that vmap runs one sample at a time are slow, which this path does not promise to be otherwise.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            batched = vmap(one_sample, in_dims=(0, axes), randomness="different")(copies, leaves)
     except RuntimeError as error:
         raise UnsupportedModuleError(
             f"Module '{call.name}' has no rule of its own and torch.func.vmap cannot run it ({str(error)[:200]}). "
