@@ -26,7 +26,7 @@ def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Mechanis
     """
     rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
     noise_multiplier, gate = _noise_and_gate(settings, rate)
-    return Mechanism(
+    mechanism = Mechanism(
         sample_rate=rate,
         expected_batch_size=rate * dataset_size,
         scaling=_scaling(settings),
@@ -34,6 +34,10 @@ def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Mechanis
         releases=settings.releases,
         gate=gate,
     )
+    if gate is not None and gate.max_attempts is not None and mechanism.provable:
+        # The accountant refuses a cap on attempts that costs more than delta; better now than after training.
+        create_accountant(settings.accountant).compose(mechanism.dp_event).get_epsilon(settings.delta)
+    return mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
