@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from sluice import validate
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import calibrate
 from sluice.batches import Batches, rows_in, split_pair
+from sluice.checkpoint import load_checkpoint, save_checkpoint
 from sluice.errors import InputError
 from sluice.gate import ClippingBiasGate, Gate
 from sluice.gradients import GradientOptions, PerSampleGradients
@@ -25,7 +27,9 @@ from sluice.gradients.loop import LoopCapture
 from sluice.mechanism import Mechanism
 from sluice.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.optimizer import PrivateOptimizer, Updates
+from sluice.recording import LedgerRecorder, ledger_header
 from sluice.release import Releaser
+from sluice.runs import configuration_hash
 from sluice.sampling import exact_sample_rate
 from sluice.scaling import Clip, GlobalScaling, ScalingRule
 
@@ -102,7 +106,9 @@ class PrivacyEngine:
         validate.one_of(("pld", "rdp"), accountant=accountant)
         self.accountant = accountant
         self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
+        self._target_epsilon: float | None = None
         self._mechanism: Mechanism | None = None
+        self._recorder: LedgerRecorder | None = None
         self._releaser: Releaser | None = None
 
     def make_private(
@@ -125,6 +131,8 @@ class PrivacyEngine:
         max_physical_batch_size: int = 256,
         gradient_options: GradientOptions | None = None,
         before_release: Callable[[int], None] | None = None,
+        ledger: str | Path | None = None,
+        ledger_delta: float = 1e-5,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """Wire a mechanism to a model, an optimizer and a data set.
 
@@ -147,6 +155,9 @@ class PrivacyEngine:
             ema_decay: also keep a running average of the released weights (`averaged`); costs no privacy.
             max_physical_batch_size: at most so many records go through the model at once; bounds the memory only.
             before_release: called with the number of a release before it is applied.
+            ledger: a file in which every release is put on record before it is applied; ``sluice verify`` reads it.
+                If it exists the run goes on with it: call `load`, or what it has on record counts as lost.
+            ledger_delta: the delta at which that ledger reports.
         """
         if self._mechanism is not None:
             raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
@@ -162,8 +173,19 @@ class PrivacyEngine:
             gate=_gate_with(gate, scaling, max_grad_norm),
             preparation=preparation,
         )
+        recorder = None
+        if ledger is not None:
+            header = ledger_header(
+                mechanism,
+                delta=ledger_delta,
+                secure=self.noise.secure,
+                accountant=self.accountant,
+                target_epsilon=self._target_epsilon,
+            )
+            recorder = LedgerRecorder(Path(ledger), header=header, repeats_noise=not self.noise.secure)
         return self._wire(
             mechanism,
+            recorder=recorder,
             module=module,
             optimizer=optimizer,
             batches=batches,
@@ -197,6 +219,7 @@ class PrivacyEngine:
         max_physical_batch_size: int = 256,
         gradient_options: GradientOptions | None = None,
         before_release: Callable[[int], None] | None = None,
+        ledger: str | Path | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """`make_private` with the noise that spends at most ``target_epsilon`` at ``target_delta``.
 
@@ -214,6 +237,7 @@ class PrivacyEngine:
             preparation=preparation,
             accountant=self.accountant,
         )
+        self._target_epsilon = target_epsilon
         return self.make_private(
             module=module,
             optimizer=optimizer,
@@ -232,12 +256,15 @@ class PrivacyEngine:
             max_physical_batch_size=max_physical_batch_size,
             gradient_options=gradient_options,
             before_release=before_release,
+            ledger=ledger,
+            ledger_delta=target_delta,
         )
 
     def _wire(
         self,
         mechanism: Mechanism,
         *,
+        recorder: LedgerRecorder | None,
         module: nn.Module,
         optimizer: Optimizer,
         batches: Batches,
@@ -264,14 +291,24 @@ class PrivacyEngine:
             module=module, optimizer=optimizer, lr_scheduler=lr_scheduler, after_release=self._update_average
         )
         self._gradients = PerSampleGradients(module, loss_reduction=loss_reduction, options=gradient_options)
+
+        def announce(number: int) -> None:
+            if recorder is not None:
+                recorder.before_release(number)
+            if before_release is not None:
+                before_release(number)
+
         releaser = Releaser(
             mechanism=mechanism,
             zeros=self._gradients.zeros,
             apply=updates.apply,
             noise=self.noise,
             dataset_size=batches.size,
-            before_release=before_release,
+            before_release=announce,
         )
+        if recorder is not None:
+            releaser.lost = recorder.continue_from(0)
+        self._recorder = recorder
         capture = LoopCapture(self._gradients)
         loader = PrivateLoader(
             batches=batches,
@@ -331,6 +368,11 @@ class PrivacyEngine:
     def released(self) -> int:
         """How many releases have been made: public."""
         return self._running().released
+
+    def last_private_trace(self) -> tuple[int, int, float]:
+        """Attempts, records measured and metric of the last release: sensitive, for the developer's own eyes."""
+        trace = self._running().trace
+        return trace.attempts[-1], trace.measured[-1], trace.metrics[-1]
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon of what has been released so far, by the sound accountant. Reading it changes nothing.
@@ -396,10 +438,36 @@ class PrivacyEngine:
         running.load_state_dict(state["releases"], lost=lost)
         self._updates.remember()
 
+    def save(self, folder: str | Path) -> Path:
+        """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
+        return save_checkpoint(
+            Path(folder), self.state_dict(), config_hash=self._mechanism_hash(), release=self.released
+        )
+
+    def load(self, folder: str | Path) -> str | None:
+        """Go on from the newest checkpoint of a folder that is whole.
+
+        With a ledger, releases on record that the checkpoint does not contain stay paid for.
+
+        Returns:
+            What was passed over because it is damaged, or None.
+        """
+        found = load_checkpoint(Path(folder), config_hash=self._mechanism_hash())
+        if found is None:
+            raise InputError(f"folder={str(folder)!r} holds no checkpoint: give a folder that engine.save wrote to.")
+        lost = self._recorder.continue_from(found.release) if self._recorder is not None else 0
+        self.load_state_dict(found.payload, lost=lost)
+        return found.note
+
+    def _mechanism_hash(self) -> str:
+        return configuration_hash(self.mechanism.to_dict())
+
     def close(self) -> None:
-        """Stop watching the model."""
+        """Stop watching the model, and give the ledger free."""
         if self._releaser is not None:
             self._capture.detach()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _update_average(self) -> None:
         if self._average is not None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from sluice import PrivacyEngine
-from sluice.errors import InputError
+from sluice.errors import DataError, InputError, SluiceError
 from sluice.gate import ClippingBiasGate, CoinGate
+from sluice.ledger import read_ledger
 from sluice.release import GaveUpError
 from sluice.scaling import Clip, GlobalScaling
+from sluice.spending import spending
 
 RECORDS = 120
 GATE = ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, small_norm=0.2)
@@ -483,7 +485,7 @@ def test_calibration_meets_the_target_and_fills_in_the_gate():
 def test_the_two_ways_to_set_up_take_the_same_options():
     plain = set(inspect.signature(PrivacyEngine.make_private).parameters)
     calibrated = set(inspect.signature(PrivacyEngine.make_private_with_epsilon).parameters)
-    assert plain - calibrated == {"noise_multiplier"}
+    assert plain - calibrated == {"noise_multiplier", "ledger_delta"}
     assert calibrated - plain == {"target_epsilon", "target_delta"}
 
 
@@ -519,3 +521,53 @@ def test_lost_releases_stay_paid_for():
     again.fast()
     assert again.engine.released == 8
     assert again.engine.get_epsilon(1e-5) == Run(releases=10).fast().engine.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("seed", [3, None], ids=["seeded", "secure"])
+def test_a_library_run_survives_a_restart_with_its_ledger(tmp_path, seed):
+    """Four releases, a checkpoint, two more releases, and then the process is gone."""
+    options = {"seed": seed, "releases": 10, "gate": GATE, "ledger": tmp_path / "ledger.jsonl"}
+    first = Run(**options)
+    for number in first.engine.releases(F.cross_entropy):
+        if number == 4:
+            first.engine.save(tmp_path / "checkpoints")
+        if number == 6:
+            break
+    first.close()
+    assert read_ledger(tmp_path / "ledger.jsonl").spent == 6
+
+    second = Run(**options)
+    assert second.engine.load(tmp_path / "checkpoints") is None
+    assert second.engine.released == 4
+    second.fast()
+    contents = read_ledger(tmp_path / "ledger.jsonl")
+    assert contents.spent == 10
+    # Seeded noise repeats, so releases 5 and 6 are the ones on record. Fresh noise makes them new: two are lost.
+    assert second.engine.released == (10 if seed == 3 else 8)
+    assert spending(contents).epsilon == pytest.approx(second.engine.get_epsilon(1e-5))
+    if seed == 3:
+        assert torch.equal(second.weights(), Run(seed=3, releases=10, gate=GATE).fast().weights())
+
+
+def test_a_ledger_without_its_checkpoint_counts_everything_as_lost(tmp_path):
+    options = {"seed": None, "releases": 5, "ledger": tmp_path / "ledger.jsonl"}
+    first = Run(**options)
+    for number in first.engine.releases(F.cross_entropy):
+        if number == 3:
+            break
+    first.close()
+    second = Run(**options).fast()
+    assert second.engine.released == 2
+    assert read_ledger(tmp_path / "ledger.jsonl").spent == 5
+
+
+def test_a_ledger_or_checkpoint_of_another_mechanism_is_refused(tmp_path):
+    first = Run(releases=5, ledger=tmp_path / "ledger.jsonl")
+    first.engine.save(tmp_path / "checkpoints")
+    first.close()
+    with pytest.raises(DataError, match="ledger of another mechanism"):
+        Run(releases=6, ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(SluiceError, match="configuration"):
+        Run(releases=6).engine.load(tmp_path / "checkpoints")
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        Run(releases=6).engine.load(tmp_path / "nothing")
