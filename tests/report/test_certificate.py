@@ -182,7 +182,7 @@ def test_the_page_says_what_a_data_protection_officer_asks(make_run, kind):
 
 
 def test_names_from_the_ledger_cannot_inject_markup(make_run):
-    folder = make_run(made=2)
+    folder = make_run(made=2, versions={"sluice": "<script>"})
     with Ledger.open(folder.ledger_path) as ledger:
         ledger.append_published("<script>alert(1)</script>|x", sha256="ab" * 32)
     certificate = build_certificate(folder)
