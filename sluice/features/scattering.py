@@ -45,7 +45,7 @@ class Scattering(nn.Module):
         no privacy, and adjacent data sets stay adjacent.
     """
 
-    def __init__(self, *, height: int, width: int, chunk_size: int = 64, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, *, height: int, width: int, chunk_size: int = 96, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         validate.positive_integer(height=height, width=width, chunk_size=chunk_size)
         if min(height, width) < _CELL:
