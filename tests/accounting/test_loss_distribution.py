@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from sluice.accounting.acceptance import Acceptance
+from sluice.accounting.composition import GridTooLargeError, best_tilt, compose
+from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
+from sluice.accounting.loss_distribution import DIRECTIONS, hockey_stick_bound, loss_distribution
+
+U = np.linspace(-13, 16, 20001)
+WEIGHTS = np.exp(-U * U / 2) / math.sqrt(2 * math.pi) * (U[1] - U[0])
+
+
+def release(q, sigma, low=1.0, high=1.0):
+    gate = Acceptance(ratio_min=low, ratio_max=high, probability_min=0.1)
+    return SelectiveReleaseDpEvent(sampling_probability=q, noise_multiplier=sigma, acceptance=gate)
+
+
+def stick_at(q, sigma, low, high, weight, direction, epsilon):
+    """The hockey-stick divergence of the pair that puts this weight on the larger ratio, by brute force."""
+    z = 1 - q + q * (weight * high + (1 - weight) * low)
+    total = 0.0
+    for share, r in ((weight, high), (1 - weight, low)):
+        mix = ((1 - q) + q * r * np.exp(U / sigma - 0.5 / sigma**2)) / z
+        gain = mix - math.exp(epsilon) if direction == "remove" else 1 - math.exp(epsilon) * mix
+        total += share * float(np.sum(WEIGHTS * np.maximum(gain, 0)))
+    return total
+
+
+SETTINGS = {
+    "q": st.sampled_from([1e-3, 0.02, 0.3, 1.0]),
+    "sigma": st.floats(0.7, 15.0),
+    "low": st.floats(0.05, 1.0),
+    "high": st.sampled_from([1.0, 1.6]),
+}
+
+
+@settings(max_examples=40)
+@given(direction=st.sampled_from(DIRECTIONS), pieces=st.sampled_from([1, 3, 8]), **SETTINGS)
+def test_the_bound_is_above_every_pair_that_the_gate_allows(q, sigma, low, high, direction, pieces):
+    epsilons = q * np.array([-0.5, 0.0, 0.1, 0.5, 2.0])
+    bound = hockey_stick_bound(release(q, sigma, low, high), direction, epsilons, pieces=pieces)
+    for epsilon, limit in zip(epsilons, bound, strict=True):
+        for weight in np.linspace(0, 1, 13):
+            assert stick_at(q, sigma, low, high, weight, direction, epsilon) <= limit + 5e-7 * q  # the kink costs the sum that much
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_bound_becomes_exact_with_more_pieces(direction):
+    q, sigma, low = 0.4, 5.0, 0.4
+    epsilons = np.array([0.02, 0.1])
+    exact = [max(stick_at(q, sigma, low, 1.0, w, direction, e) for w in np.linspace(0, 1, 201)) for e in epsilons]
+    gaps = [
+        np.max(hockey_stick_bound(release(q, sigma, low), direction, epsilons, pieces=pieces) / exact - 1)
+        for pieces in (2, 8, 32, 128)
+    ]
+    assert gaps[0] > gaps[1] > gaps[2] > gaps[3]
+    assert gaps[3] < 2e-4
+
+
+@settings(max_examples=40)
+@given(direction=st.sampled_from(DIRECTIONS), **SETTINGS)
+def test_on_a_grid_the_curve_is_convex_complete_and_nowhere_lower(q, sigma, low, high, direction):
+    event = release(q, sigma, low, high)
+    spacing = 0.05 * q / sigma
+    losses = loss_distribution(event, direction, spacing=spacing, upper_tail=1e-10, pieces=6)
+    assert np.all(losses.masses >= 0)
+    assert losses.masses.sum() + losses.infinity == pytest.approx(1.0, abs=1e-12)
+    grid = (losses.first + np.arange(len(losses.masses))) * spacing
+    for epsilon in spacing * np.array([-20.3, -3.0, 0.0, 4.5, 30.2]):
+        curve = losses.infinity + np.sum(np.maximum(-np.expm1(epsilon - grid), 0) * losses.masses)
+        assert curve >= hockey_stick_bound(event, direction, np.array([epsilon]), pieces=6)[0] - 1e-13
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+
+def compose_gaussian(mu: float, count: int, tilt: float, spacing_share: float = 0.02, max_points: int = 1 << 20):
+    sigma = math.sqrt(count) / mu
+    event = SelectiveReleaseDpEvent(sampling_probability=1.0, noise_multiplier=sigma, acceptance=UNGATED)
+    losses = loss_distribution(event, "remove", spacing=spacing_share / sigma, upper_tail=1e-250, pieces=1)
+    return compose([(losses, count)], tilt=tilt, max_points=max_points)
+
+
+@pytest.mark.parametrize("count", [1, 7, 400])
+@pytest.mark.parametrize("epsilon", [0.3, 3.0, 12.0, 25.0])
+def test_composition_is_right_and_never_low_however_small_delta_is(count, epsilon):
+    mu = 1.0
+    exact = gaussian_delta(mu, epsilon) if epsilon < 5 else None
+    if exact is None:
+        # Far out, the two tails must be subtracted in logarithms.
+        from scipy.special import log_ndtr
+
+        first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        exact = math.exp(first + math.log(-math.expm1(second - first)))
+    composed = compose_gaussian(mu, count, tilt=max(0.3, epsilon / mu**2 - 0.5))
+    assert exact <= composed.delta(epsilon) <= exact * 1.06
+    back = composed.epsilon(exact, near=epsilon)
+    assert epsilon - 1e-9 <= back <= epsilon * 1.001 + 1e-3
+
+
+def test_the_tilt_moves_nothing_but_rounding():
+    deltas = [compose_gaussian(1.0, 50, tilt).delta(2.0) for tilt in (0.5, 1.5, 3.0)]
+    assert max(deltas) / min(deltas) - 1 < 1e-6
+
+
+def test_a_grid_that_is_too_large_is_refused_before_it_is_made():
+    with pytest.raises(GridTooLargeError) as caught:
+        compose_gaussian(1.0, 400, tilt=2.0, max_points=100)
+    assert caught.value.points > 100
+
+
+def test_unreachable_delta_is_infinite_and_large_delta_is_zero():
+    composed = compose_gaussian(1.0, 10, tilt=1.0)
+    assert composed.epsilon(1e-260, near=1.0) == math.inf
+    assert composed.epsilon(0.9999, near=1.0) == 0.0
+    assert composed.delta(1e6) == pytest.approx(composed.infinity)
+
+
+def test_a_tilt_is_found_on_the_grid_where_no_order_is_known():
+    event = SelectiveReleaseDpEvent(sampling_probability=1.0, noise_multiplier=1.0, acceptance=UNGATED)
+    losses = loss_distribution(event, "remove", spacing=0.01, upper_tail=1e-14, pieces=1)
+    tilt, bound = best_tilt([(losses, 1)], delta=1e-5)
+    assert 4.0 < bound < 5.5
+    assert 2.0 < tilt < 6.0
+
+
+def test_products_of_different_losses_match_direct_convolution():
+    events = [release(0.3, 2.0, 0.6), release(0.05, 1.0)]
+    losses = [loss_distribution(e, "remove", spacing=0.01, upper_tail=1e-12, pieces=4) for e in events]
+    composed = compose([(losses[0], 3), (losses[1], 2)], tilt=4.0, max_points=1 << 18)
+    direct = np.ones(1)
+    for each, count in ((losses[0], 3), (losses[1], 2)):
+        for _ in range(count):
+            direct = np.convolve(direct, each.masses)
+    grid = (3 * losses[0].first + 2 * losses[1].first + np.arange(len(direct))) * 0.01
+    for epsilon in (0.2, 1.0, 2.5):
+        exact = float(np.sum(np.maximum(-np.expm1(epsilon - grid), 0) * direct))
+        assert composed.delta(epsilon) == pytest.approx(exact, rel=1e-6, abs=1e-11)
