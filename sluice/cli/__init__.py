@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sluice import __version__
-from sluice.cli import accounting, data, reproduce, runs, train
+from sluice.cli import accounting, bench, data, reproduce, runs, train
 from sluice.errors import SluiceError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command()(accounting.epsilon)
 app.command()(accounting.plan)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 app.command()(train.train)
 app.command()(runs.verify)
 app.command()(runs.certificate)

@@ -1,0 +1,101 @@
+"""``sluice bench``: how fast this package is on this machine, beside ordinary training and Opacus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.cli.output import JsonFlag, print_json, print_table
+
+app = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    pass
+
+
+@app.command()
+def gradients(
+    models: Annotated[str, typer.Option(help="Models, separated by commas; 'all' for every one.")] = "all",
+    batches: Annotated[str, typer.Option(help="Logical batch sizes, separated by commas.")] = "256,1024,4096",
+    threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
+    repeats: Annotated[int, typer.Option(help="Times that each method takes its turn.")] = 5,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, each method in its own process.")] = True,
+    json_out: Annotated[Path | None, typer.Option(help="Write all measurements to this JSON file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a bar chart to this file.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Private steps beside the fastest ordinary PyTorch step and every mode of Opacus, by turns in one run.
+
+    Times are medians; only their ratios mean something on a shared machine. Opacus is optional (the extra "bench").
+
+    Example: sluice bench gradients --models pixel-cnn-26k --batches 1024 --threads 1 --plot bench.png
+    """
+    from sluice import validate
+    from sluice.errors import InputError
+    from sluice.gradients.bench.measure import measure, ratios
+    from sluice.gradients.bench.report import payload, write_json, write_plot
+    from sluice.gradients.bench.scenarios import SCENARIOS
+
+    def numbers(text: str, name: str) -> list[int]:
+        try:
+            values = [int(part) for part in text.split(",")]
+        except ValueError as error:
+            raise InputError(f"{name}={text!r} is not allowed: give whole numbers separated by commas.") from error
+        for value in values:
+            validate.positive_integer(**{name: value})
+        return values
+
+    names = list(SCENARIOS) if models == "all" else models.split(",")
+    for name in names:
+        validate.one_of(SCENARIOS, models=name)
+    validate.positive_integer(repeats=repeats)
+    results = measure(
+        names,
+        numbers(batches, "batches"),
+        numbers(threads, "threads"),
+        repeats=repeats,
+        memory=memory,
+        report=lambda line: typer.echo(line, err=True),
+    )
+    if json_out is not None:
+        write_json(results, json_out)
+    if plot is not None:
+        write_plot(results, plot)
+    if json:
+        print_json(payload(results))
+        return
+    print_table(
+        ("model", "batch", "threads", "method", "ms", "peak MB", ""),
+        (
+            (
+                r.model,
+                r.batch,
+                r.threads,
+                r.method,
+                "-" if r.seconds is None else f"{1000 * r.seconds:.0f}",
+                "-" if r.megabytes is None else f"{r.megabytes:.0f}",
+                r.skipped or "",
+            )
+            for r in results
+        ),
+    )
+    print_table(
+        ("model", "batch", "threads", "step / ordinary", "norms / step", "best Opacus / step", "memory / Opacus"),
+        (
+            (
+                row["model"],
+                row["batch"],
+                row["threads"],
+                *(
+                    "-" if row[key] is None else f"{row[key]:.2f}"
+                    for key in ("step_over_ordinary", "norms_over_step", "opacus_over_step", "memory_over_opacus")
+                ),
+            )
+            for row in ratios(results)
+        ),
+        title="Ratios",
+    )
