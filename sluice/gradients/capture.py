@@ -114,13 +114,21 @@ class Recording:
                 tap.bind(gradient)
         self._edges.clear()
 
-    def check_saved(self) -> None:
+    def release(self) -> list[Contribution]:
+        """The contributions, after a check that what they need is still what was saved. Empties the recording.
+
+        Contributions may refer to the recording; keeping them here as well would tie both into a cycle, and a chunk's
+        memory would wait for the garbage collector.
+        """
         for tensor, version, owner in self._saved:
             if tensor._version != version:
                 raise UnsupportedModuleError(
                     f"The input of module '{owner}' was changed in place after the module had used it, so its gradient "
                     "is lost. Use the out-of-place operation there (x = x + y, nn.ReLU(inplace=False))."
                 )
+        contributions, self.contributions = self.contributions, []
+        self._saved.clear()
+        return contributions
 
 
 def _bind_once(tap: Tap, scale: float, gradient: Tensor) -> None:

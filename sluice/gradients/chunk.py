@@ -45,8 +45,7 @@ class Chunk:
         self._size = recording.batch_size
         self._device = device
         self._warn = warn
-        recording.check_saved()
-        self._contributions = combined(recording.contributions, batch_size=recording.batch_size, block_bytes=kept_bytes)
+        self._contributions = combined(recording.release(), batch_size=recording.batch_size, block_bytes=kept_bytes)
         self._norms: Tensor | None = None
 
     def __len__(self) -> int:

@@ -101,6 +101,7 @@ class PerSampleGradients:
         for chunk in self.chunks(x, y, loss):
             norms.append(chunk.norms)
             chunk.add_weighted_sum(scaling(chunk.norms), into=total)
+            del chunk  # else its memory would be held while the next one runs
         return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), total
 
     @property
