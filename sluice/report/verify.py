@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sluice.errors import DataError, InputError, SluiceError
 from sluice.ledger import LedgerContents, read_ledger
-from sluice.report.certificate import certificate_of, disagreements, read_certificate
+from sluice.report.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
 from sluice.report.rounding import rounded_up
 from sluice.runs import RunFolder
 from sluice.spending import Spending, joint_spending, mechanism_of, spending
@@ -109,7 +109,7 @@ def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> C
         detail += "; seeded noise: for experiments only"
     if header.target_epsilon is None:
         return Check(name="epsilon", holds=True, detail=detail)
-    holds = own.epsilon <= header.target_epsilon
+    holds = own.epsilon <= header.target_epsilon * (1 + TOLERANCE)
     relation = "within" if holds else "ABOVE"
     budget = f"{relation} the budget of {header.target_epsilon:g} at delta {header.delta:g}"
     return Check(name="epsilon", holds=holds, detail=f"{detail}; {budget}")
