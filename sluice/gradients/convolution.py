@@ -16,6 +16,7 @@ from sluice.gradients.contributions import Contribution, Tap, squared_norms, sum
 from sluice.gradients.correlation import (
     Geometry,
     padded,
+    prefers_rows,
     rows_product,
     window_gram,
     window_gram_from_windows,
@@ -25,7 +26,7 @@ from sluice.gradients.gram import gram_norms
 from sluice.gradients.rules import Call, Rule, register
 
 #: Windows are copied for a few samples at a time, so that the copy stays in the processor's cache.
-_BLOCK_BYTES = 2 * 2**20
+_BLOCK_BYTES = 4 * 2**20
 
 Tensors = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -79,36 +80,32 @@ class CorrelationContribution(Contribution):
         return "explicit"
 
     def _explicit_norms(self, image: Tensor, maps: Tensor, *, keep: bool) -> Tensor:
-        n = image.shape[0]
-        bytes_each = self._geometry.weight_size * image.element_size()
-        if keep and n * bytes_each <= self._kept_bytes:
-            self._gradients = maps.new_empty(
-                n, self._geometry.map_channels, self._geometry.weight_size // self._geometry.map_channels
-            )
-        norms = maps.new_empty(n)
-        for rows in self._blocks(n, image.element_size()):
-            gradients = self._product(image[rows], maps[rows])
-            norms[rows] = squared_norms(gradients)
-            if self._gradients is not None:
-                self._gradients[rows] = gradients
-        return norms
+        n, geometry = image.shape[0], self._geometry
+        if keep and n * geometry.weight_size * image.element_size() <= self._kept_bytes:
+            self._gradients = self._formed(image, maps)
+            return squared_norms(self._gradients)
+        parts = [squared_norms(self._formed(image[rows], maps[rows])) for rows in self._blocks(image)]
+        return torch.cat(parts) if parts else maps.new_zeros(0)
 
-    def _product(self, image: Tensor, maps: Tensor) -> Tensor:
+    def _formed(self, image: Tensor, maps: Tensor) -> Tensor:
         geometry = self._geometry
-        by_rows = len(geometry.kernel) == 2 and geometry.stride[0] == 1 and geometry.groups == 1
-        return (rows_product if by_rows else windows_product)(image, maps, geometry)
+        size = geometry.weight_size // geometry.map_channels
+        out = maps.new_empty(image.shape[0], geometry.map_channels, size)
+        product = rows_product if prefers_rows(geometry) else windows_product
+        for rows in self._blocks(image):
+            product(image[rows], maps[rows], geometry, out[rows])
+        return out
 
-    def _blocks(self, n: int, element_size: int) -> list[slice]:
-        geometry = self._geometry
-        window = geometry.positions * geometry.image_channels * geometry.kernel_size
-        block = max(1, _BLOCK_BYTES // max(1, window * element_size))
+    def _blocks(self, image: Tensor) -> list[slice]:
+        geometry, n = self._geometry, image.shape[0]
+        window = geometry.kernel[-1] if prefers_rows(geometry) else geometry.kernel_size
+        copied = geometry.positions * geometry.image_channels * window * image.element_size()
+        block = max(1, _BLOCK_BYTES // max(1, copied))
         return [slice(i, min(i + block, n)) for i in range(0, n, block)]
 
     def per_sample(self, samples: slice) -> Tensor:
         image, maps = self._image_and_maps()
-        image, maps = image[samples], maps[samples]
-        parts = [self._product(image[rows], maps[rows]) for rows in self._blocks(image.shape[0], image.element_size())]
-        return self._shaped(torch.cat(parts)) if parts else maps.new_zeros(0, *self.shape)
+        return self._shaped(self._formed(image[samples], maps[samples]))
 
     def _shaped(self, gradients: Tensor) -> Tensor:
         """From (..., o, *kernel, c) to the parameter's order (..., o, c, *kernel)."""

@@ -68,21 +68,28 @@ def unfolded(image: Tensor, geometry: Geometry, axes: int) -> Tensor:
     return image.as_strided(size, (*strides[: 1 + first], *steps, *offsets, strides[-1]), image.storage_offset())
 
 
-def windows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
-    """Per-sample gradients ``[n, map channels, kernel * image channels / groups]``, in the order (*kernel, c)."""
+def prefers_rows(geometry: Geometry) -> bool:
+    """Whether `rows_product` applies and has columns enough for its products."""
+    applies = len(geometry.kernel) == 2 and geometry.stride[0] == 1 and geometry.groups == 1
+    return applies and geometry.kernel[-1] * geometry.image_channels >= 32
+
+
+def windows_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -> None:
+    """Per-sample gradients, into ``out``: ``[n, map channels, kernel * image channels / groups]``, in order (*kernel, c)."""
     n, groups = image.shape[0], geometry.groups
     windows = unfolded(padded(image, geometry), geometry, len(geometry.kernel))
     if groups == 1:
-        columns = windows.reshape(n, geometry.positions, -1)
-        return torch.bmm(maps.transpose(1, 2), columns)
+        torch.bmm(maps.transpose(1, 2), windows.reshape(n, geometry.positions, -1), out=out)
+        return
     each = geometry.image_channels // groups
     columns = windows.reshape(n, geometry.positions, geometry.kernel_size, groups, each)
     columns = columns.permute(0, 3, 1, 2, 4).reshape(n * groups, geometry.positions, -1)
     grouped = maps.reshape(n, geometry.positions, groups, -1).permute(0, 2, 3, 1)
-    return torch.bmm(grouped.reshape(n * groups, -1, geometry.positions), columns).view(n, geometry.map_channels, -1)
+    product = torch.bmm(grouped.reshape(n * groups, -1, geometry.positions), columns)
+    out.copy_(product.view(out.shape))
 
 
-def rows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
+def rows_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -> None:
     """The same for two spatial axes, vertical stride 1 and one group: windows in width only, a product per kernel row.
 
     The rows that one kernel row sees are a contiguous slice of the buffer, so the copy is ``kernel height`` times
@@ -92,12 +99,11 @@ def rows_product(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
     height, width = geometry.maps
     rows = padded(image, geometry)
     columns = unfolded(rows, geometry, 1).reshape(n, rows.shape[1], width, -1)
-    out = maps.new_empty(n, geometry.map_channels, geometry.kernel[0], columns.shape[-1])
     transposed = maps.transpose(1, 2)
+    by_row = out.view(n, geometry.map_channels, geometry.kernel[0], -1)
     for i in range(geometry.kernel[0]):
         top = i * geometry.dilation[0]
-        out[:, :, i] = torch.bmm(transposed, columns[:, top : top + height].flatten(1, 2))
-    return out.view(n, geometry.map_channels, -1)
+        by_row[:, :, i] = torch.bmm(transposed, columns[:, top : top + height].flatten(1, 2))
 
 
 def window_gram(image: Tensor, geometry: Geometry) -> Tensor:
