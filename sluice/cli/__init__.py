@@ -15,9 +15,22 @@ from sluice import __version__
 from sluice.cli import accounting, bench, data, reproduce, runs, train
 from sluice.errors import SluiceError
 
+EXAMPLES = (
+    "sluice train --dataset digits --epsilon 3",
+    "sluice verify runs/digits-dpsr-cg-1",
+    "sluice certificate runs/digits-dpsr-cg-1",
+    "sluice private runs/digits-dpsr-cg-1",
+    "sluice plan --dataset-size 60000 --batch-size 1024 --releases 1000 --epsilon 1 --delta 1e-5",
+    "sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 1000 --delta 1e-5",
+    "sluice reproduce q-sup",
+    "sluice data verify",
+    "sluice bench gradients",
+)
+
 app = typer.Typer(
     name="sluice",
     help="Train PyTorch models with differential privacy by selective release.",
+    epilog="Examples:\n\n" + "\n\n".join(EXAMPLES),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

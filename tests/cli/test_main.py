@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sluice.cli import main
+from sluice.cli import EXAMPLES, app, main
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -18,8 +18,13 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def test_help_lists_the_commands(capsys):
     code, out, _ = run(["--help"], capsys)
     assert code == 0
-    for command in ("data", "epsilon", "plan", "reproduce", "bench"):
-        assert command in out
+    listed = {command.name or command.callback.__name__ for command in app.registered_commands}
+    listed |= {group.name for group in app.registered_groups}
+    assert {"train", "epsilon", "plan", "verify", "data", "reproduce", "bench"} <= listed
+    shown = {example.split()[1] for example in EXAMPLES}
+    assert shown == listed, "every command has an example, and every example a command"
+    for command in listed:
+        assert f"sluice {command} " in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
