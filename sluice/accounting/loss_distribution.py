@@ -4,7 +4,7 @@ For a direction (removing or adding the record) and ``k = e^eps``, the hockey-st
 
     max over lam of  sum over r of  weight_r(lam) * g_r(k, Z(lam)) / Z(lam)
 
-where ``g_r`` is convex in ``Z`` and has a closed form (docs/accounting.md, section 5). [0, 1] is cut into pieces; on
+where ``g_r`` is convex in ``Z`` and has a closed form (docs/accounting.md, section 3.4). [0, 1] is cut into pieces; on
 each, ``g_r`` lies below its chord, which leaves a quadratic over an affine function of ``lam``, whose maximum is
 explicit. For every fixed ``lam`` that bound is convex in k, so its maximum U(k) is convex too: U is itself a
 hockey-stick curve, with a pair of distributions whose tails are

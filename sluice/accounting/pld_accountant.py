@@ -27,7 +27,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
 
     Guarantee:
         ``get_epsilon`` and ``get_delta`` are upper bounds under adding or removing one record, for adaptively chosen
-        releases (docs/accounting.md, section 5). Reading them changes nothing.
+        releases (docs/accounting.md, sections 3.4 and 3.5). Reading them changes nothing.
 
     Args:
         neighboring_relation: ADD_OR_REMOVE_ONE; the proof covers no other.

@@ -21,7 +21,7 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
 
     Guarantee:
         ``get_epsilon`` and ``get_delta`` are upper bounds under adding or removing one record, for adaptively chosen
-        releases (docs/accounting.md, section 4). Reading them changes nothing.
+        releases (docs/accounting.md, sections 3.3 and 3.5). Reading them changes nothing.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ Write ``s_r = 1 - q + q r`` for ``r`` in ``{ratio_min, ratio_max}`` and ``Z`` fo
 
     1 / (a - 1) * log( sum of weights * m_r(b) / Z^b ),     m_r(b) = E_u[((1-q) + q r L(u))^b],
 
-with ``b = a`` (removing the record) and ``b = 1 - a`` (adding it); docs/accounting.md, section 4. The argument of the
+with ``b = a`` (removing the record) and ``b = 1 - a`` (adding it); docs/accounting.md, section 3.3. The argument of the
 logarithm is affine over a power of something affine, so its only stationary point solves a linear equation and is a
 maximum: the maximum over ``lam`` below is exact, not a grid's.
 """
@@ -42,7 +42,7 @@ def renyi_divergences(event: SelectiveReleaseDpEvent, orders: Array) -> Array:
     """An upper bound of the Renyi divergence of one release at each order, for the worse of the two directions.
 
     Guarantee:
-        Holds for every data set, record and history (docs/accounting.md, section 4), up to the attempt cap, whose
+        Holds for every data set, record and history (docs/accounting.md, section 3.3), up to the attempt cap, whose
         cost the accountant adds.
     """
     if event.effective_noise_multiplier < _SMALLEST_NOISE:

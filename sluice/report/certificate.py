@@ -177,7 +177,10 @@ def _differences(found: Any, expected: Any, place: str) -> Iterator[str]:
 
 
 def _theorem(accountant: str, *, gated: bool) -> str:
-    section = {"rdp": "section 4 (Renyi divergence)", "pld": "section 5 (privacy-loss distributions)"}[accountant]
+    section = {
+        "rdp": "sections 3.3 and 3.5 (Renyi divergence)",
+        "pld": "sections 3.4 and 3.5 (privacy-loss distributions)",
+    }[accountant]
     what = "selective release with a public reference" if gated else "the Poisson-sampled Gaussian mechanism"
     return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}"
 
