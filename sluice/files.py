@@ -18,11 +18,12 @@ def cache_dir() -> Path:
 
 
 @contextmanager
-def replaced_atomically(target: Path) -> Iterator[Path]:
+def replaced_atomically(target: Path, *, owner_only: bool = False) -> Iterator[Path]:
     """Give a temporary path in the target's folder; move it over the target if the block succeeds.
 
     The file is flushed to the disk before the move, and the folder after it. Two processes may do this at
-    once: each writes its own temporary file and the last move wins.
+    once: each writes its own temporary file and the last move wins. Others may read it as far as the umask allows,
+    unless it is for the owner only.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial")
@@ -30,6 +31,8 @@ def replaced_atomically(target: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
+        if not owner_only:
+            temporary.chmod(0o666 & ~_umask())
         _flush(temporary)
         temporary.replace(target)
         _flush(target.parent)
@@ -43,3 +46,9 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _umask() -> int:
+    current = os.umask(0o077)
+    os.umask(current)
+    return current

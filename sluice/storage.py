@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,10 +56,8 @@ def read_bytes(path: Path) -> bytes:
 
 def write_atomically(path: Path, content: bytes, *, public: bool) -> None:
     """Replace a file as a whole. Public ones may be read by everyone that the umask allows, others by the owner."""
-    with explained("write", path), replaced_atomically(path) as temporary:
+    with explained("write", path), replaced_atomically(path, owner_only=not public) as temporary:
         temporary.write_bytes(content)
-        if public:
-            temporary.chmod(0o666 & ~_umask())
 
 
 def sha256_hex(content: bytes) -> str:
@@ -81,9 +78,3 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import stat
+
 import pytest
 
 from sluice.files import replaced_atomically
@@ -21,3 +24,14 @@ def test_a_good_write_replaces_and_creates_folders(tmp_path):
         temporary.write_text("new")
     assert target.read_text() == "new"
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_files_follow_the_umask_unless_they_are_the_owners(tmp_path):
+    previous = os.umask(0o022)
+    try:
+        for owner_only, mode in ((False, 0o644), (True, 0o600)):
+            with replaced_atomically(tmp_path / "file", owner_only=owner_only) as temporary:
+                temporary.write_text("x")
+            assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    finally:
+        os.umask(previous)
