@@ -11,6 +11,7 @@ from dp_accounting import pld
 from sluice.accounting.loss_distribution import Direction, LossDistribution
 
 _MAX_POINTS = 1 << 16
+_MAX_SLOW_POINTS = 1 << 12
 _LARGEST_RANGE = 5000.0
 
 
@@ -40,8 +41,11 @@ def loss_bound(event: dpa.DpEvent) -> float:
 
 
 def smallest_spacing(event: dpa.DpEvent) -> float:
-    """The finest grid on which the event keeps to a bounded number of points."""
-    return 2 * loss_bound(event) / _MAX_POINTS
+    """The finest grid on which the event keeps to a bounded number of points, and of seconds."""
+    is_slow = not isinstance(
+        event, dpa.LaplaceDpEvent | dpa.PoissonSampledDpEvent | dpa.dp_event.DiscreteLaplaceDpEvent
+    )
+    return 2 * loss_bound(event) / (_MAX_SLOW_POINTS if is_slow else _MAX_POINTS)
 
 
 def foreign_distribution(event: dpa.DpEvent, direction: Direction, *, spacing: float) -> LossDistribution:

@@ -36,12 +36,11 @@ def smallest_reaching(
     """
     least, most = math.log(lowest), math.log(highest)
     x = min(max(math.log(guess), least), most)
-    aim, longest = -0.5 * slack, 0.7
+    aim, longest, width = -0.5 * slack, 0.7, math.inf
     low: tuple[float, float] | None = None
     high: tuple[float, float] | None = None
     for _ in range(_MAX_EVALUATIONS):
         value = math.log(max(curve(math.exp(x)) / target, _FLOOR))
-        before = low if value <= 0 else high
         if value <= 0:
             high = (x, value)
         else:
@@ -53,10 +52,10 @@ def smallest_reaching(
         if not high and x == most:
             return None
         if low and high:
-            # Regula falsi; where one end stays put, halving keeps the interval shrinking.
-            share = (low[1] - aim) / (low[1] - high[1])
-            share = 0.5 * share + 0.25 if before is None or abs(value) > 0.5 * abs(before[1]) else share
-            x = low[0] + (high[0] - low[0]) * min(max(share, 0.02), 0.98)
+            # Regula falsi, but halving whenever it has just failed to halve the interval.
+            width, previous = high[0] - low[0], width
+            share = (low[1] - aim) / (low[1] - high[1]) if width <= 0.5 * previous else 0.5
+            x = low[0] + width * min(max(share, 0.02), 0.98)
         else:
             move = min(max((value - aim) / slope, -longest), longest)
             x, longest = min(max(x + move, least), most), 2 * longest

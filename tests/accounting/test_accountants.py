@@ -42,7 +42,11 @@ def spent(name, *parts, delta=1e-5):
 
 @BOTH
 def test_order_and_grouping_do_not_matter(name):
-    plain, gaussian, selective = plain_release(sampling_probability=0.05, noise_multiplier=1.5), dpa.GaussianDpEvent(8.0), release()
+    plain, gaussian, selective = (
+        plain_release(sampling_probability=0.05, noise_multiplier=1.5),
+        dpa.GaussianDpEvent(8.0),
+        release(),
+    )
     one = spent(name, (plain, 100), (gaussian, 2), (selective, 300))
     other = spent(name, (selective, 120), (gaussian, 1), (plain, 100), (selective, 180), (gaussian, 1))
     nested = dpa.ComposedDpEvent(
@@ -114,7 +118,6 @@ def test_nothing_costs_nothing(name):
         dpa.LaplaceDpEvent(3.0),
         dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)),
         dpa.dp_event.DiscreteLaplaceDpEvent(0.2, 1),
-        dpa.dp_event.MixtureOfGaussiansDpEvent(2.0, [0.0, 1.0], [0.5, 0.5]),
     ],
 )
 def test_events_that_only_dp_accounting_knows_compose_with_releases(event):
@@ -125,6 +128,14 @@ def test_events_that_only_dp_accounting_knows_compose_with_releases(event):
     assert with_gate > spent("pld", (event, 3), (plain, 40))
     accountant = create_accountant("pld").compose(event, 3).compose(plain, 40)
     assert accountant.get_delta(theirs) == pytest.approx(1e-5, rel=0.05)
+
+
+def test_a_mixture_of_gaussians_costs_what_the_sampled_gaussian_it_is_costs():
+    mixture = dpa.dp_event.MixtureOfGaussiansDpEvent(2.0, [0.0, 1.0], [0.7, 0.3])
+    sampled = plain_release(sampling_probability=0.3, noise_multiplier=2.0)
+    assert spent("pld", (mixture, 5), (release(), 30)) == pytest.approx(
+        spent("pld", (sampled, 5), (release(), 30)), rel=5e-3
+    )
 
 
 def test_an_event_with_hopeless_noise_is_infinite_rather_than_out_of_memory():
@@ -165,7 +176,7 @@ def test_epsilon_must_not_be_negative(name):
 
 
 @BOTH
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     q=st.floats(1e-3, 0.5),
     sigma=st.floats(0.8, 8.0),
@@ -189,7 +200,7 @@ def test_epsilon_grows_with_all_that_costs_privacy(name, q, sigma, gate_noise, r
     assert cost() >= spent(name, (plain_release(sampling_probability=q, noise_multiplier=sigma), count)) * (1 - GRID)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(q=st.floats(1e-3, 1.0), sigma=st.floats(0.8, 8.0), low=st.floats(0.2, 1.0), count=st.integers(1, 300))
 def test_delta_and_epsilon_are_inverse_and_loss_distributions_are_the_tighter(q, sigma, low, count):
     gate = Acceptance(ratio_min=low, ratio_max=1.0, probability_min=0.1)
@@ -212,7 +223,7 @@ def test_renyi_costs_add_up():
 @pytest.mark.parametrize("q", [1e-6, 0.01, 1.0])
 @pytest.mark.parametrize("sigma", [0.02, 1.0, 1e5])
 @pytest.mark.parametrize("count", [1, 10**6])
-@pytest.mark.parametrize("delta", [1e-100, 1e-5, 0.3])
+@pytest.mark.parametrize("delta", [1e-100, 0.3])
 def test_extreme_corners_give_ordinary_numbers(name, q, sigma, count, delta):
     for acceptance in (UNGATED, Acceptance(ratio_min=0.3, ratio_max=1.0, probability_min=0.01)):
         event = SelectiveReleaseDpEvent(sampling_probability=q, noise_multiplier=sigma, acceptance=acceptance)

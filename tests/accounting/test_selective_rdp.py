@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,8 +56,7 @@ def test_moments_of_any_power_match_adaptive_quadrature(q, sigma, power):
         return math.exp(power * math.log(mix) - u * u / 2) / math.sqrt(2 * math.pi)
 
     edges = np.linspace(min(0, power * mu) - 12, max(2, power) * mu + 12, 40)
-    pieces = zip(edges, edges[1:], strict=False)
-    exact = sum(quad(integrand, a, b, epsabs=0, epsrel=1e-12)[0] for a, b in pieces)
+    exact = sum(quad(integrand, a, b, epsabs=0, epsrel=1e-12)[0] for a, b in pairwise(edges))
     value = log_moments(rate=q, mu=mu, powers=np.array([power]))[0]
     assert math.expm1(value) == pytest.approx(exact - 1, rel=1e-7, abs=1e-13)
 
@@ -104,7 +104,9 @@ def test_the_maximum_is_attained():
         total = 0.0
         for share, r in ((weight, 1.0), (1 - weight, low)):
             s = 1 - q + q * r
-            total += share * math.exp(order * math.log(s / z) + log_moments(rate=q * r / s, mu=1 / sigma, powers=powers)[0])
+            total += share * math.exp(
+                order * math.log(s / z) + log_moments(rate=q * r / s, mu=1 / sigma, powers=powers)[0]
+            )
         best = max(best, math.log(total) / (order - 1))
     assert bound == pytest.approx(best, rel=1e-6)
 
@@ -148,9 +150,7 @@ def test_never_negative_and_never_nan(q, sigma):
 
 
 @settings(max_examples=40)
-@given(
-    q=st.floats(1e-4, 0.9), sigma=st.floats(0.4, 10), low=st.floats(0.1, 0.99), reference=st.floats(1.0, 50.0)
-)
+@given(q=st.floats(1e-4, 0.9), sigma=st.floats(0.4, 10), low=st.floats(0.1, 0.99), reference=st.floats(1.0, 50.0))
 def test_more_data_less_noise_or_a_stronger_gate_never_costs_less(q, sigma, low, reference):
     def cost(q=q, sigma=sigma, low=low, reference=reference):
         gate = Acceptance(ratio_min=low, ratio_max=1.0, probability_min=0.1)
