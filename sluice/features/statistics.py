@@ -13,7 +13,7 @@ from sluice import validate
 from sluice.errors import InputError
 from sluice.noise import NoiseSource, noisy_sum, power_of_two_below
 
-_RECORDS_AT_ONCE = 1024
+_RECORDS_AT_ONCE = 128
 
 # Contributions are multiples of this fraction of the clip norm, so that float64 adds up to 2^27 of them exactly.
 _GRID = 2.0**-24
@@ -98,9 +98,9 @@ def private_channel_statistics(
     raw_sum = torch.zeros(features.shape[1], dtype=torch.float64)
     raw_square_sum = torch.zeros(features.shape[1], dtype=torch.float64)
     for part in features.split(_RECORDS_AT_ONCE):
-        values = part.to(device="cpu", dtype=torch.float64)
-        raw_sum += _contributions(_spatial_means(values), mean_clip_norm).sum(dim=0)
-        raw_square_sum += _contributions(_spatial_means(values.square()), square_clip_norm).sum(dim=0)
+        raw_means, raw_mean_squares = _spatial_means(part)
+        raw_sum += _contributions(raw_means, mean_clip_norm).sum(dim=0)
+        raw_square_sum += _contributions(raw_mean_squares, square_clip_norm).sum(dim=0)
     releases = [
         noisy_sum([total], noise_multiplier=noise_multiplier, sensitivity=clip_norm, noise=noise)[0] / public_size
         for total, clip_norm in ((raw_sum, mean_clip_norm), (raw_square_sum, square_clip_norm))
@@ -113,13 +113,15 @@ def private_channel_statistics(
     )
 
 
-def _spatial_means(values: Tensor) -> Tensor:
-    return _sum_in_order(values.flatten(2), dim=2) / (values.shape[2] * values.shape[3])
+def _spatial_means(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and mean squares over the image, ``(samples, channels)`` each."""
+    values = features.to(device="cpu", dtype=torch.float64).flatten(2).permute(2, 0, 1).contiguous()
+    return _sum_in_order(values) / len(values), _sum_in_order(values.square()) / len(values)
 
 
-def _sum_in_order(values: Tensor, *, dim: int) -> Tensor:
-    """A sum whose rounding does not depend on the other records, as that of ``Tensor.sum`` may."""
-    return functools.reduce(torch.add, values.unbind(dim))
+def _sum_in_order(values: Tensor) -> Tensor:
+    """A sum over the first dimension whose rounding does not depend on the others, as that of ``Tensor.sum`` may."""
+    return functools.reduce(torch.add, values)
 
 
 def _contributions(raw_vectors: Tensor, clip_norm: float) -> Tensor:
@@ -127,6 +129,6 @@ def _contributions(raw_vectors: Tensor, clip_norm: float) -> Tensor:
     step = power_of_two_below(clip_norm * _GRID)
     is_finite = torch.isfinite(raw_vectors).all(dim=1, keepdim=True)
     finite = torch.where(is_finite, raw_vectors, 0.0)
-    norms = _sum_in_order(finite.square(), dim=1).sqrt()[:, None]
+    norms = _sum_in_order(finite.square().t()).sqrt()[:, None]
     factors = (clip_norm * _JUST_BELOW_ONE / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1.0)
     return (finite * factors / step).trunc() * step

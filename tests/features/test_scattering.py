@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -142,7 +143,8 @@ class TestBatches:
         torch.set_num_threads(3)
         try:
             assert torch.equal(self.transform(images), expected)
-            assert torch.get_num_threads() == 3
+            with ThreadPoolExecutor(1) as pool:
+                assert [torch.get_num_threads(), pool.submit(torch.get_num_threads).result()] == [3, 3]
         finally:
             torch.set_num_threads(before)
 
