@@ -36,15 +36,19 @@ def smallest_reaching(
     """
     least, most = math.log(lowest), math.log(highest)
     x = min(max(math.log(guess), least), most)
-    aim, longest, width = -0.5 * slack, 0.7, math.inf
+    aim, longest = -0.5 * slack, 0.7
     low: tuple[float, float] | None = None
     high: tuple[float, float] | None = None
+    pull_low = pull_high = 1.0
+    reached_last: bool | None = None
+    widths = [math.inf, math.inf]
     for _ in range(_MAX_EVALUATIONS):
         value = math.log(max(curve(math.exp(x)) / target, _FLOOR))
+        again, reached_last = reached_last == (value <= 0), value <= 0
         if value <= 0:
-            high = (x, value)
+            high, pull_high, pull_low = (x, value), 1.0, 0.5 * pull_low if again else pull_low
         else:
-            low = (x, value)
+            low, pull_low, pull_high = (x, value), 1.0, 0.5 * pull_high if again else pull_high
         if low and high:
             slope = min(max((low[1] - high[1]) / (high[0] - low[0]), 0.2), 40.0)
         if high and (x == least or high[1] >= -slack or (low and high[0] - low[0] <= slack)):
@@ -52,9 +56,11 @@ def smallest_reaching(
         if not high and x == most:
             return None
         if low and high:
-            # Regula falsi, but halving whenever it has just failed to halve the interval.
-            width, previous = high[0] - low[0], width
-            share = (low[1] - aim) / (low[1] - high[1]) if width <= 0.5 * previous else 0.5
+            # The Illinois variant of regula falsi: an end that stays put loses weight. It halves where that stalls.
+            width = high[0] - low[0]
+            above, below = pull_low * (low[1] - aim), pull_high * max(aim - high[1], 0.1 * slack)
+            share = above / (above + below) if width <= 0.5 * widths[0] else 0.5
+            widths = [widths[1], width]
             x = low[0] + width * min(max(share, 0.02), 0.98)
         else:
             move = min(max((value - aim) / slope, -longest), longest)
