@@ -40,6 +40,15 @@ def replaced_atomically(target: Path, *, owner_only: bool = False) -> Iterator[P
         temporary.unlink(missing_ok=True)
 
 
+def remove_partial_files(folder: Path) -> None:
+    """Remove what processes that were killed in the middle of `replaced_atomically` have left in a folder.
+
+    Only for a folder that no other process writes to at the moment.
+    """
+    for left in folder.glob(".*.partial"):
+        left.unlink(missing_ok=True)
+
+
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

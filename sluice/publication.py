@@ -12,7 +12,7 @@ from sluice import serial
 from sluice.errors import DataError, InputError
 from sluice.ledger import Ledger, read_ledger
 from sluice.report.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
-from sluice.report.certificate import write_certificate
+from sluice.report.certificate import certified_head, write_certificate
 from sluice.runs import RunFolder
 from sluice.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
 
@@ -46,6 +46,10 @@ class Publication:
     def keep_up_to(self, release: int) -> None:
         """Drop what was written after the checkpoint from which the run goes on."""
         self._evaluations = {number: each for number, each in self._evaluations.items() if number <= release}
+
+    def has(self, release: int) -> bool:
+        """Whether the evaluation after this release is written."""
+        return release in self._evaluations
 
     def add(self, evaluation: Evaluation) -> None:
         self._evaluations[evaluation.release] = evaluation
@@ -92,11 +96,13 @@ def read_evaluations(folder: RunFolder) -> list[Evaluation]:
 
 
 def is_published(folder: RunFolder) -> bool:
-    """Whether the run is over: the weights on record are in place, and the certificate too."""
-    on_record = read_ledger(folder.ledger_path).published.get(folder.weights_path.name)
+    """Whether the run is over: the weights on record are in place, and a certificate of all that is on record too."""
+    contents = read_ledger(folder.ledger_path)
+    on_record = contents.published.get(folder.weights_path.name)
     return (
         on_record is not None
         and folder.certificate_path.is_file()
         and folder.weights_path.is_file()
         and sha256_of_file(folder.weights_path) == on_record
+        and certified_head(folder) == contents.head
     )

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sluice.errors import DataError, InputError
+from sluice.files import remove_partial_files
 from sluice.locks import ProcessLock
 from sluice.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
 
@@ -47,6 +48,8 @@ class RunFolder:
     def create(cls, path: Path | str, *, config: Mapping[str, Any]) -> Self:
         """Begin a run in a new or empty folder, locked for this process.
 
+        A folder that a killed process made, without coming as far as its settings, counts as empty.
+
         Guarantee:
             ``private/`` can be entered by its owner only. On an error no configuration is left behind, so nothing
             that looks like a run.
@@ -54,17 +57,17 @@ class RunFolder:
         path = Path(path)
         configuration_hash(config)
         with explained("create", path):
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise InputError(
-                    f"path={str(path)!r} is not allowed: it exists and is not an empty folder. "
-                    "Resume that run, or choose another name."
-                )
+            if not may_begin(path):
+                raise _in_use(path)
             (path / "public").mkdir(parents=True, exist_ok=True)
             (path / "private").mkdir(mode=0o700, exist_ok=True)
             (path / "private").chmod(0o700)
         lock = ProcessLock(path / "private" / "lock")
         try:
             folder = cls(path=path, config=dict(config), lock=lock)
+            if not may_begin(path):  # another process was quicker
+                raise _in_use(path)
+            _remove_leftovers(folder)
             write_atomically(folder.config_path, _readable(config), public=True)
         except BaseException:
             lock.close()
@@ -79,6 +82,11 @@ class RunFolder:
             looked.private.mkdir(mode=0o700, exist_ok=True)
             looked.private.chmod(0o700)
         looked._lock = ProcessLock(looked.private / "lock")
+        try:
+            _remove_leftovers(looked)
+        except BaseException:
+            looked.close()
+            raise
         return looked
 
     @classmethod
@@ -87,6 +95,11 @@ class RunFolder:
         path = Path(path)
         config_path = path / "public" / "config.json"
         if not config_path.is_file():
+            if path.is_dir() and any(path.iterdir()) and may_begin(path):
+                raise InputError(
+                    f"path={str(path)!r} is not allowed: the run was stopped before its settings were written, and "
+                    "nothing was spent. Start it again by the command that it was started with."
+                )
             raise InputError(f"path={str(path)!r} is not allowed: it is not a run folder ({config_path} is missing).")
         config = parse_json(read_bytes(config_path), what=str(config_path))
         if not isinstance(config, dict):
@@ -163,6 +176,32 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def may_begin(path: Path) -> bool:
+    """Whether a run can begin there: nothing exists, or nothing but what a start that was killed has left."""
+    if not path.exists():
+        return True
+    if not path.is_dir():
+        return False
+    public, private = path / "public", path / "private"
+    if not {public, private}.issuperset(path.iterdir()):
+        return False
+    left = [file for folder in (public, private) if folder.is_dir() for file in folder.iterdir()]
+    return all(file == private / "lock" or file.match("public/.config.json.*.partial") for file in left)
+
+
+def _in_use(path: Path) -> InputError:
+    return InputError(
+        f"path={str(path)!r} is not allowed: it exists and is not an empty folder. "
+        "Resume that run, or choose another name."
+    )
+
+
+def _remove_leftovers(folder: RunFolder) -> None:
+    with explained("clean up", folder.path):
+        for part in (folder.public, folder.private, folder.checkpoints):
+            remove_partial_files(part)
 
 
 def _readable(config: Mapping[str, Any]) -> bytes:

@@ -124,33 +124,30 @@ class Training:
         """
         with RunFolder.create(path, config=self.settings.to_dict()) as folder:
             folder.check_data(self._train)
-            header = LedgerHeader(
-                mechanism=self.mechanism.to_dict(),
-                delta=self.settings.delta,
-                configuration=folder.config_hash,
-                noise="secure" if self.settings.seed is None else "seeded",
-                accountant=self.settings.accountant,
-                target_epsilon=None if self.settings.noise_multiplier is not None else self.settings.epsilon,
-            )
-            with Ledger.create(folder.ledger_path, header=header) as ledger:
-                self._set_up(ledger.append_release)
-                self._save(folder)
-                return self._run(folder, ledger)
+            return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
-        """Go on with a run that was interrupted, from its last checkpoint.
+        """Go on with a run that was interrupted, from its last checkpoint, or from the start if it never had one.
 
         Guarantee:
             As for `start`. A seeded run ends as if it had never been interrupted, with the same bytes in ``public/``;
             any other pays for the releases that the interruption took.
         """
         with RunFolder.open(path) as folder:
+            self._require_same_settings(folder)
             folder.check_data(self._train)
+            if not folder.ledger_path.exists():
+                _require_untouched(folder)
+                return self._begin(folder)
             with Ledger.open(folder.ledger_path) as ledger:
                 self._require_same(folder, ledger)
                 found = load_checkpoint(folder.checkpoints, config_hash=folder.config_hash)
                 if found is None:
-                    raise DataError(f"{folder.checkpoints} holds no checkpoint: the run cannot go on. Start a new one.")
+                    if ledger.spent > 0:
+                        raise DataError(
+                            f"{folder.checkpoints} holds no checkpoint: the run cannot go on. Start a new one."
+                        )
+                    return self._from_the_start(folder, ledger)
                 self._notes += [note for note in (ledger.note, found.note) if note]
                 repeats = self.settings.seed is not None
                 lost = 0 if repeats else ledger.spent - found.release
@@ -160,8 +157,31 @@ class Training:
                 self.engine.load_state_dict(found.payload, lost=lost)
                 return self._run(folder, ledger)
 
+    def _begin(self, folder: RunFolder) -> TrainResult:
+        header = LedgerHeader(
+            mechanism=self.mechanism.to_dict(),
+            delta=self.settings.delta,
+            configuration=folder.config_hash,
+            noise="secure" if self.settings.seed is None else "seeded",
+            accountant=self.settings.accountant,
+            target_epsilon=None if self.settings.noise_multiplier is not None else self.settings.epsilon,
+        )
+        with Ledger.create(folder.ledger_path, header=header) as ledger:
+            return self._from_the_start(folder, ledger)
+
+    def _from_the_start(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
+        self._set_up(ledger.append_release)
+        self._save(folder)
+        return self._run(folder, ledger)
+
+    def _require_same_settings(self, folder: RunFolder) -> None:
+        if self.settings.to_dict() != folder.config:
+            raise DataError(
+                f"{folder.config_path} is not what the run began with: restore it, or start a new run with it."
+            )
+
     def _require_same(self, folder: RunFolder, ledger: Ledger) -> None:
-        if self.settings.to_dict() != folder.config or ledger.header.configuration != folder.config_hash:
+        if ledger.header.configuration != folder.config_hash:
             raise DataError(
                 f"{folder.config_path} is not what the run began with: restore it, or start a new run with it."
             )
@@ -198,6 +218,8 @@ class Training:
         publication.keep_up_to(self.engine.released)
         trace = TraceFile(folder.trace_path)
         try:
+            if self._is_due(self.engine.released) and not publication.has(self.engine.released):
+                self._evaluate(publication)  # a crash came between the checkpoint and the evaluation
             self._make_releases(folder, publication, trace)
         except GaveUpError as error:
             self._notes.append(str(error))
@@ -235,7 +257,7 @@ class Training:
         every = self.settings.evaluate_every
         if every is None:
             every = max(1, self.settings.releases // 10)
-        return every > 0 and release % every == 0
+        return every > 0 and release > 0 and release % every == 0
 
     def _evaluate(self, publication: Publication) -> Evaluation | None:
         release = self.engine.released
@@ -276,21 +298,40 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """What a run folder says about the run that it holds; ``result`` is None while the run is not finished."""
+    """What a run folder says about the run that it holds.
+
+    Attributes:
+        mechanism: None if the run was stopped before it put its mechanism on record; it is planned again then.
+        result: None while the run is not finished.
+    """
 
     settings: TrainSettings
-    mechanism: Mechanism
+    mechanism: Mechanism | None
     result: TrainResult | None
 
 
 def recorded_run(path: Path) -> RecordedRun:
     """Read a run without changing anything."""
     folder = RunFolder.look(path)
+    settings = settings_of(folder.config, where=str(folder.config_path))
+    if not folder.ledger_path.exists():
+        _require_untouched(folder)
+        return RecordedRun(settings=settings, mechanism=None, result=None)
     return RecordedRun(
-        settings=settings_of(folder.config, where=str(folder.config_path)),
+        settings=settings,
         mechanism=mechanism_of(read_ledger(folder.ledger_path).header),
         result=_result(folder, notes=()) if is_published(folder) else None,
     )
+
+
+def _require_untouched(folder: RunFolder) -> None:
+    """Refuse a run without a ledger unless nothing can have been released in it."""
+    later = (folder.checkpoints, folder.trace_path, folder.accuracy_path, folder.weights_path, folder.certificate_path)
+    if any(path.exists() for path in later):
+        raise DataError(
+            f"{folder.ledger_path} is missing though the run had begun, so what it spent is unknown: restore it from a "
+            "copy."
+        )
 
 
 def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:

@@ -218,11 +218,12 @@ def _set_threads(threads: int | None) -> None:
 
 def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) -> tuple[TrainSettings, Path]:
     from sluice.errors import InputError
+    from sluice.runs import may_begin
     from sluice.settings import settings_from
 
     settings = settings_from(overrides, file=config)
     path = _new_path(run, settings)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if not may_begin(path):
         raise InputError(
             f"run={str(path)!r} exists: choose another name, or go on with it by sluice train --resume {path}"
         )

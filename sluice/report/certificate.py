@@ -121,11 +121,12 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     certificate = certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
     picture = epsilon_picture(contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
+    # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
-        "certificate.json": text.encode("ascii"),
         "certificate.md": markdown_page(certificate).encode("utf-8"),
         "certificate.html": html_page(certificate, picture=picture).encode("utf-8"),
         "epsilon.svg": picture.encode("utf-8"),
+        "certificate.json": text.encode("ascii"),
     }
     for name, content in outputs.items():
         write_atomically(folder.public / name, content, public=True)
@@ -137,6 +138,13 @@ def read_certificate(folder: RunFolder) -> dict[str, Any]:
     if not isinstance(certificate, dict) or certificate.get("format") != FORMAT:
         raise DataError(f"{folder.certificate_path} is not a certificate of format {FORMAT}.")
     return certificate
+
+
+def certified_head(folder: RunFolder) -> str | None:
+    """The head of the ledger when the certificate was written; None if the certificate does not tell."""
+    verification = read_certificate(folder).get("verification")
+    head = verification.get("ledger_head") if isinstance(verification, dict) else None
+    return head if isinstance(head, str) else None
 
 
 def disagreements(certificate: Mapping[str, Any], recomputed: Mapping[str, Any]) -> Iterator[str]:
