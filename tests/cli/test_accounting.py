@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sluice.cli import main
+
+SETTING = [
+    "--dataset-size",
+    "60000",
+    "--batch-size",
+    "1024",
+    "--noise-multiplier",
+    "2",
+    "--releases",
+    "2000",
+    "--delta",
+    "1e-5",
+]
+GATE = ["--gate-noise", "1", "--reference-noise", "10"]
+PLAN = [
+    "--dataset-size",
+    "60000",
+    "--batch-size",
+    "600",
+    "--releases",
+    "300",
+    "--epsilon",
+    "1",
+    "--delta",
+    "1e-5",
+    "--accountant",
+    "rdp",
+]
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return stop.value.code, captured.out, captured.err
+
+
+def test_epsilon_as_json_gives_the_published_figures(capsys):
+    code, out, _ = run(capsys, "epsilon", *SETTING, *GATE, "--json")
+    figures = json.loads(out)
+    assert code == 0
+    shown = {name: f"{figures[name]:.3f}" for name in ("pld", "rdp", "plain_pld", "plain_rdp", "paper_rdp")}
+    assert shown == {"pld": "1.663", "rdp": "1.818", "plain_pld": "1.621", "plain_rdp": "1.772", "paper_rdp": "2.369"}
+    assert "claimed" in figures["meanings"]["paper_rdp"]
+
+
+def test_epsilon_as_text_says_what_each_figure_means(capsys):
+    code, out, _ = run(capsys, "epsilon", *SETTING, *GATE)
+    assert code == 0
+    assert "1.663" in out
+    assert "claimed (paper)" in out
+
+
+def test_epsilon_without_a_gate_is_plain(capsys):
+    _, out, _ = run(capsys, "epsilon", *SETTING, "--json")
+    figures = json.loads(out)
+    assert figures["pld"] == figures["plain_pld"]
+    assert figures["paper_rdp"] is None
+    assert figures["gate"] is None
+
+
+def test_a_reference_without_noise_of_its_own_is_inf_in_strict_json(capsys):
+    _, out, _ = run(capsys, "epsilon", *SETTING, "--gate-noise", "1", "--reference-noise", "inf", "--json")
+    figures = json.loads(out)
+    assert figures["gate"]["reference_noise"] == "inf"
+    assert f"{figures['rdp']:.3f}" == "1.772"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SETTING[:2], "--batch-size", "70000", *SETTING[4:]], "batch_size=70000"),
+        ([*SETTING[:-1], "2"], "delta=2.0"),
+        ([*SETTING, "--reference-noise", "5"], "--gate-noise"),
+        ([*SETTING, "--gate-noise", "0.001"], "Raise the gate's noise"),
+        ([*SETTING, *GATE, "--max-attempts", "3"], "Raise max_attempts"),
+    ],
+)
+def test_bad_numbers_end_in_one_message_and_code_2(capsys, arguments, message):
+    code, out, err = run(capsys, "epsilon", *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert len(err.strip().splitlines()) <= 2
+
+
+def test_plan_as_json_keeps_its_target_and_writes_no_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "plan", *PLAN, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["epsilon"] <= 1.0
+    assert plan["rdp"] == pytest.approx(plan["epsilon"])
+    assert plan["noise_multiplier"] > plan["plain_noise_multiplier"]
+    assert plan["gate_noise"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_draws_on_the_terminal_and_into_files(capsys, tmp_path):
+    code, out, _ = run(capsys, "plan", *PLAN, "--plot", str(tmp_path / "deep" / "picture.svg"))
+    assert code == 0
+    assert "300 releases" in out
+    assert "claimed (paper)" in out
+    assert (tmp_path / "deep" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "deep" / "picture.svg").read_bytes()
+
+
+def test_plan_without_a_gate_is_plain(capsys):
+    _, out, _ = run(capsys, "plan", *PLAN, "--no-gate", "--json")
+    plan = json.loads(out)
+    assert plan["noise_multiplier"] == plan["plain_noise_multiplier"]
+    assert plan["gate"] is None
+    code, _, err = run(capsys, "plan", *PLAN, "--no-gate", "--gate-noise", "1")
+    assert code == 2
+    assert "--no-gate" in err
