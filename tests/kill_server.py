@@ -1,0 +1,189 @@
+"""Trains in forked children and kills them: run by test_kills.py as a process of its own.
+
+It imports everything once and stays single-threaded, so that a child begins at once and forking is safe. Orders and
+answers are lines of JSON on standard input and output. Pictures are replaced by quick texts of the same numbers: drawing
+takes nine tenths of a short run's time and touches no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sluice.report.certificate
+import sluice.report.pages
+import sluice.report.plots
+from sluice import publication, training
+from sluice.data import DataSplits, load
+from sluice.ledger_records import LedgerContents
+from sluice.optimizer import Updates
+from sluice.report.accuracy import AccuracyPoint
+from sluice.settings import settings_from
+from sluice.training import Progress, Training, recorded_run
+
+
+def fake_pictures() -> None:
+    def epsilon_picture(contents: LedgerContents) -> str:
+        return f"<svg>{contents.spent} {contents.head}</svg>"
+
+    def accuracy_svg(points: list[AccuracyPoint], *, delta: float) -> str:
+        return f"<svg>{points} {delta}</svg>"
+
+    def accuracy_png(points: list[AccuracyPoint], *, delta: float) -> bytes:
+        return f"{points} {delta}".encode()
+
+    sluice.report.plots.epsilon_picture = epsilon_picture
+    publication.accuracy_svg = accuracy_svg
+    publication.accuracy_png = accuracy_png
+
+
+def log_updates(log: str) -> None:
+    """Note each update before it is applied: its number and what was released."""
+    original = Updates.apply
+
+    def apply(self: Updates, released: Mapping[str, Tensor]) -> None:
+        digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in released.values())).hexdigest()
+        with open(log, "a") as stream:
+            stream.write(f"{digest}\n")
+        original(self, released)
+
+    Updates.apply = apply
+
+
+class Countdown:
+    """Kills the process at the chosen call of those that are watched; counts them all."""
+
+    def __init__(self, chosen: int | None) -> None:
+        self.count = 0
+        self.names: list[str] = []
+        self._chosen = chosen
+
+    def watch(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            self.reached(f"before {name}")
+            result = original(*args, **options)
+            self.reached(f"after {name}")
+            return result
+
+        setattr(owner, name, watched)
+
+    def watch_writes(self) -> None:
+        """Only half of a write may reach the file before the end."""
+        original = os.write
+
+        def watched(descriptor: int, content: Any) -> int:
+            self.reached("before write")
+            half = len(content) // 2
+            if self._chosen == self.count + 1:
+                original(descriptor, bytes(content)[:half])
+            self.reached("half of write")
+            return original(descriptor, content)
+
+        os.write = watched
+
+    def reached(self, name: str) -> None:
+        self.count += 1
+        self.names.append(name)
+        if self.count == self._chosen:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch_everything(countdown: Countdown) -> None:
+    """Every place where what is on the disk, or in the weights, changes; and the long calculations between them."""
+    for owner, name in (
+        (os, "mkdir"),
+        (os, "fsync"),
+        (os, "replace"),
+        (os, "unlink"),
+        (Path, "write_bytes"),
+        (Updates, "apply"),
+        (training, "planned_mechanism"),
+        (training, "accuracy"),
+        (sluice.report.certificate, "spending"),
+    ):
+        countdown.watch(owner, name)
+    countdown.watch_writes()
+
+
+def train(order: dict[str, Any], splits: DataSplits, report: Callable[[Progress], None]) -> None:
+    path = Path(order["run"])
+    options: dict[str, Any] = {"splits": splits, "report": report, **order.get("options", {})}
+    if (path / "public" / "config.json").exists():
+        recorded = recorded_run(path)
+        if recorded.result is None:
+            Training(settings=recorded.settings, mechanism=recorded.mechanism, **options).resume(path)
+    else:
+        Training(settings=settings_from(order["settings"]), **options).start(path)
+
+
+def child(order: dict[str, Any], splits: DataSplits, answer: int) -> None:
+    countdown = Countdown(order.get("kill_at_call"))
+    log_updates(order["log"])
+    if order.get("watch"):
+        watch_everything(countdown)
+    train(order, splits, lambda progress: None)
+    names = list(countdown.names)
+    with os.fdopen(answer, "w") as stream:
+        json.dump(names, stream)
+
+
+def carry_out(order: dict[str, Any], splits: DataSplits) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    process = os.fork()
+    if process == 0:
+        os.close(reader)
+        code = 1
+        try:
+            child(order, splits, writer)
+            code = 0
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writer)
+    if "kill_after" in order:
+        deadline = began + order["kill_after"]
+        while (left := deadline - time.monotonic()) > 0 and os.waitid(
+            os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ) is None:
+            time.sleep(min(left, 0.002))
+        os.kill(process, signal.SIGKILL)
+    with os.fdopen(reader) as stream:
+        names = stream.read()
+    _, status = os.waitpid(process, 0)
+    return {
+        "code": os.waitstatus_to_exitcode(status),
+        "threads": len(os.listdir("/proc/self/task")),
+        "seconds": time.monotonic() - began,
+        "calls": json.loads(names) if names else [],
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    fake_pictures()
+    splits = load("digits")
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        # Calibrates and makes an optimizer, for which torch imports a lot: most of the time of every child otherwise.
+        Training(settings=settings_from(order["settings"]), splits=splits)
+        print(json.dumps(carry_out(order, splits)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
