@@ -117,7 +117,9 @@ class PerSampleGradients:
         if not self._prepared:
             found = layout(self.module, self._units, x)
             self._axes.update(found.axes)
-            self._chunk_size = self.options.chunk_size or costs.chunk_size(found.bytes_per_sample)
+            self._chunk_size = self.options.chunk_size or costs.chunk_size(
+                found.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
+            )
             if self.options.verify:
                 verify(self.module, self._watch, self._names, x, kept_bytes=self.options.kept_bytes)
             self._prepared = True

@@ -21,13 +21,19 @@ _Shapes = dict[tuple[str, int], list[torch.Size]]
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside leaves random number generators, buffers and training flags as they were."""
+    """Whatever happens inside leaves random number generators, buffers and training flags as they were.
+
+    The fused inference kernels of torch's transformer layers are off inside: they go past the modules in them.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
     with torch.random.fork_rng():
+        torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
         finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
@@ -85,15 +91,12 @@ def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> tuple[
             seen[unit.name, number] = [tensor.shape for tensor in tensors]
             size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
 
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     handle = register_module_forward_hook(note, with_kwargs=True)
     try:
         with undisturbed(model), torch.no_grad():
             apply(model, x)
     finally:
         handle.remove()
-        torch.backends.mha.set_fastpath_enabled(fast_path)
     return seen, size
 
 

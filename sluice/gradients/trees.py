@@ -80,7 +80,7 @@ def channels_last(tree: Any) -> Any:
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    n, channels, height, width = images.shape
+    _, channels, height, width = images.shape
     if channels == 1 and images.is_contiguous():
         # The two layouts are the same memory; only these strides tell torch which one is meant.
         return images.as_strided(images.shape, (height * width, 1, width, 1))

@@ -19,7 +19,7 @@ _LEARNING_RATE = 0.01
 #: Opacus keeps every per-sample gradient of a physical batch; larger batches are cut so that these fit into this.
 _OPACUS_BYTES = 2 * 2**30
 
-FLOORS = ("plain", "channels last", "channels last, microbatches")
+FLOORS = ("plain", "channels last", "microbatches")
 OURS = ("sluice", "sluice, norms only")
 OPACUS_MODES = ("hooks", "functorch", "ew", "ghost")
 METHODS = (*FLOORS, *OURS, *(f"opacus {mode}" for mode in OPACUS_MODES))

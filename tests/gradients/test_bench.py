@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sluice.errors import InputError
+from sluice.gradients.bench import measure as module
+from sluice.gradients.bench.measure import Measurement, measure, ratios
+from sluice.gradients.bench.report import write_json, write_plot
+
+
+def result(method: str, seconds: float | None, megabytes: float | None = None) -> Measurement:
+    return Measurement(model="m", batch=8, threads=1, method=method, seconds=seconds, megabytes=megabytes, skipped=None)
+
+
+RESULTS = [
+    result("plain", 3.0, 10.0),
+    result("channels last", 2.0, 10.0),
+    result("sluice", 2.5, 20.0),
+    result("sluice, norms only", 1.0, 15.0),
+    result("opacus hooks", 10.0, 100.0),
+    result("opacus ghost", 7.5, 80.0),
+    result("opacus ew", None),
+]
+
+
+def test_ratios_compare_with_the_fastest_floor_and_the_best_opacus_mode():
+    (row,) = ratios(RESULTS)
+    assert row["fastest_ordinary"] == "channels last"
+    assert row["best_opacus"] == "opacus ghost"
+    assert row["step_over_ordinary"] == pytest.approx(1.25)
+    assert row["norms_over_step"] == pytest.approx(0.4)
+    assert row["opacus_over_step"] == pytest.approx(3.0)
+    assert row["memory_over_opacus"] == pytest.approx(0.25)
+
+
+def test_results_are_written_as_json_and_as_a_picture(tmp_path):
+    write_json(RESULTS, tmp_path / "bench.json")
+    write_plot(RESULTS, tmp_path / "bench.png")
+    assert len(json.loads((tmp_path / "bench.json").read_text())["measurements"]) == len(RESULTS)
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("model", ["pixel-cnn-26k", "transformer"])
+def test_our_methods_run_on_the_models(monkeypatch, model):
+    monkeypatch.setattr(module, "METHODS", ("plain", "microbatches", "sluice", "sluice, norms only"))
+    results = measure([model], [4], [1], repeats=1, memory=False, report=lambda line: None)
+    assert all(r.seconds is not None and r.seconds > 0 for r in results)
+
+
+def test_the_command_refuses_unknown_models(capsys):
+    from sluice.cli.bench import gradients
+
+    with pytest.raises(InputError, match="models='resnet'"):
+        gradients(models="resnet")
+    with pytest.raises(InputError, match="batches='x'"):
+        gradients(models="transformer", batches="x")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from sluice.gradients import costs
+from sluice.gradients.correlation import Geometry
+
+
+def square(channels: int, size: int, out: int, *, groups: int = 1) -> Geometry:
+    return Geometry(
+        kernel=(3, 3),
+        stride=(1, 1),
+        dilation=(1, 1),
+        padding=(1, 1),
+        groups=groups,
+        image=(size, size),
+        maps=(size, size),
+        image_channels=channels,
+        map_channels=out,
+    )
+
+
+def test_small_maps_with_many_channels_use_pixel_gram_matrices():
+    assert costs.kernel_for(square(243, 8, 64), then_sum=True) == "pixel_gram"
+    assert costs.kernel_for(square(243, 8, 64), then_sum=False) == "pixel_gram"
+
+
+def test_large_maps_form_gradients():
+    assert costs.kernel_for(square(32, 32, 32), then_sum=True) == "explicit"
+    assert costs.kernel_for(square(32, 32, 32), then_sum=False) == "explicit"
+
+
+def test_grouped_convolutions_form_gradients():
+    assert costs.kernel_for(square(240, 8, 64, groups=8), then_sum=True) == "explicit"
+
+
+@pytest.mark.parametrize(("each", "expected"), [(1, 256), (29_000, 256), (91_000, 128), (760_000, 64), (10**9, 64)])
+def test_chunks_have_64_to_256_samples(each, expected):
+    assert costs.chunk_size(each, sequential=False) == expected
+
+
+def test_recurrent_models_get_large_chunks():
+    assert costs.chunk_size(760_000, sequential=True) == 256
