@@ -70,7 +70,11 @@ def scattering_features(
     name = _name(images, scaling)
     path = cache_dir() / "features" / f"{name}.f16"
     if not _is_whole(path, name, shape):
-        with explained("write", path), replaced_atomically(path) as temporary, temporary.open("wb") as file:
+        with (
+            explained("write", path),
+            replaced_atomically(path, owner_only=True) as temporary,
+            temporary.open("wb") as file,
+        ):
             _write(file, name, _computed(images, transform, scaling, show_progress))
     with explained("read", path):
         # The mapping is private: a caller who changes the tensor does not change the file.
