@@ -198,6 +198,21 @@ def test_a_crash_of_an_unseeded_run_is_paid_for(digits, tmp_path, monkeypatch):
     assert verify_run(tmp_path / "run").holds
 
 
+def test_evaluations_of_lost_releases_are_forgotten(digits, tmp_path):
+    """Of eight releases the last two were lost: what was measured after them belongs to weights that are gone."""
+
+    def crash(progress: Progress) -> None:
+        if progress.release == RELEASES:
+            raise OSError("the machine failed")
+
+    settings = settings_from({**_unseeded(), "evaluate_every": 7})
+    with pytest.raises(OSError, match="failed"):
+        train(tmp_path / "run", digits, settings, checkpoint_every=6, report=crash)
+    resume(tmp_path / "run", digits)
+    lines = (tmp_path / "run" / "public" / "accuracy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["release"] for line in lines] == [6]
+
+
 def test_ctrl_c_loses_nothing_though_checkpoints_are_rare(digits, tmp_path):
     settings = settings_from(_unseeded())
     with pytest.raises(KeyboardInterrupt):

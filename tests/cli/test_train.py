@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.attempt import Attempt
+from sluice.cli import main
+from sluice.engine import PrivacyEngine
+from sluice.gate import ClippingBiasGate
+from sluice.trace import read_trace
+
+QUICK = [
+    "train", "--dataset", "digits", "--releases", "8", "--noise-multiplier", "2", "--accountant", "rdp",
+    "--evaluate-every", "4", "--seed", "3",
+]  # fmt: skip
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def test_a_run_from_start_to_end(capsys):
+    code, out, err = run(QUICK, capsys)
+    assert code == 0
+    assert re.search(r"noise multiplier +2\b", out)
+    assert re.search(r"gate noise +2\b", out)
+    assert re.search(r"reference noise +10\b", out)
+    assert re.search(r"claimed \(paper\) +\d.*no guarantee", out)
+    assert re.search(r"test accuracy +\d+\.\d\d %", out)
+    assert len(re.findall(r"epsilon by pld +\d", out)) == 2
+    assert "runs/digits-dpsr-cg-1/public/accuracy.svg" in out.replace("\n", "")
+    assert [line.partition(":")[0] for line in err.splitlines()] == [f"release {number} of 8" for number in range(1, 9)]
+    assert err.splitlines()[3].startswith("release 4 of 8: test accuracy")
+    assert (Path("runs/digits-dpsr-cg-1/public/certificate.html")).is_file()
+    run(QUICK, capsys)
+    assert Path("runs/digits-dpsr-cg-2").is_dir()
+
+
+def test_json_alone_on_stdout(capsys):
+    code, out, err = run([*QUICK, "--json", "--run", "named"], capsys)
+    result = json.loads(out)
+    assert code == 0
+    assert err == ""
+    assert {"test_accuracy", "epsilon", "delta", "accountant", "releases", "run"} <= set(result)
+    assert result["run"] == "runs/named"
+    assert (result["releases"], result["delta"], result["accountant"]) == (8, 1e-5, "rdp")
+    assert {figure["accountant"]: figure["guaranteed"] for figure in result["figures"]} == {
+        "pld": True,
+        "rdp": True,
+        "claimed (paper)": False,
+    }
+
+
+def test_calibration_is_shown_beside_the_target(capsys):
+    arguments = ["train", "--releases", "6", "--epsilon", "2", "--seed", "1", "--evaluate-every", "0", "--json"]
+    code, out, _ = run(arguments, capsys)
+    result = json.loads(out)
+    assert code == 0
+    assert 1.99 < result["epsilon"] <= 2.0
+    assert result["mechanism"]["gate"]["gate_noise"] > 0
+
+
+def test_options_win_over_the_file(capsys, tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'dataset = "digits"\nreleases = 5\nlr = 0.2\nnoise_multiplier = 2.0\nseed = 1\naccountant = "rdp"\n'
+    )
+    code, out, _ = run(["train", "--config", str(file), "--releases", "3", "--json"], capsys)
+    assert code == 0
+    config = json.loads((Path(json.loads(out)["run"]) / "public" / "config.json").read_text())
+    assert (config["releases"], config["lr"]) == (3, 0.2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--releases", "0"],
+        ["--dataset", "no-such-set"],
+        ["--model", "no-such-model"],
+        ["--features", "scattering", "--dataset", "imdb"],
+        ["--features", "bag-of-words"],
+        ["--method", "dpsgd", "--beta", "2"],
+        ["--config", "missing.toml"],
+        ["--resume", "missing"],
+        ["--resume", "missing", "--lr", "2"],
+        ["--resume", "missing", "--run", "other"],
+        ["--threads", "0"],
+        ["--checkpoint-every", "0"],
+        ["--batch-size", "100000"],
+        ["--model", "scattering-cnn", "--features", "plain"],
+        ["--frobnicate"],
+    ],
+    ids=" ".join,
+)
+def test_errors_are_two_lines_at_most_and_leave_no_run(arguments, capsys):
+    code, out, err = run(["train", *arguments], capsys)
+    assert code == 2
+    assert out == ""
+    assert 1 <= len(err.strip().splitlines()) <= 2
+    assert "Traceback" not in err
+    assert not Path("runs").exists()
+
+
+def test_a_taken_name_is_refused_before_any_work(capsys):
+    Path("runs/taken").mkdir(parents=True)
+    Path("runs/taken/file").touch()
+    code, _, err = run([*QUICK, "--run", "taken"], capsys)
+    assert code == 2
+    assert "--resume runs/taken" in err
+
+
+def test_a_finished_run_says_so_and_nothing_changes(capsys):
+    _, first, _ = run([*QUICK, "--run", "mine", "--json"], capsys)
+    before = contents(Path("runs/mine"))
+    code, out, err = run(["train", "--resume", "mine", "--json"], capsys)
+    assert code == 0
+    assert "finished" in err
+    assert json.loads(out) == json.loads(first)
+    assert contents(Path("runs/mine")) == before
+
+
+def test_ctrl_c_prints_how_to_go_on_and_resuming_gives_the_same(capsys, monkeypatch):
+    from sluice.cli.train_output import Screen
+
+    run([*QUICK, "--run", "whole"], capsys)
+    original = Screen.report
+
+    def interrupted(self: Screen, progress: Any) -> None:
+        if progress.release == 5:
+            raise KeyboardInterrupt
+        original(self, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Screen, "report", interrupted)
+        code, _, err = run([*QUICK, "--run", "stopped"], capsys)
+    assert code == 130
+    command = re.search(r"sluice (train --resume runs/stopped)$", err.strip())
+    assert command is not None
+    code, _, _ = run(command[1].split(), capsys)
+    assert code == 0
+    assert contents(Path("runs/stopped/public")) == contents(Path("runs/whole/public"))
+
+
+def test_ctrl_c_on_a_real_process(tmp_path):
+    """The signal itself, in the middle of a run."""
+    arguments = [*QUICK, "--releases", "5000", "--evaluate-every", "10", "--run", "real"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sluice", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    ledger = tmp_path / "runs" / "real" / "public" / "ledger.jsonl"
+    for _ in range(1200):
+        if ledger.exists() and ledger.read_bytes().count(b"\n") > 3:
+            break
+        time.sleep(0.1)
+    process.send_signal(2)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Go on with: sluice train --resume runs/real" in err
+    assert "Traceback" not in err
+
+
+def burn_attempts(patch: pytest.MonkeyPatch) -> None:
+    original_attempt, original_begin = PrivacyEngine._attempt, ClippingBiasGate.begin
+
+    def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
+        original_begin(self, *args, **options)
+        return Attempt(limit=0.0, count=1, measure=self.measure)
+
+    def attempt(self: PrivacyEngine, loss: Any) -> bool:
+        state = copy.deepcopy(self.noise.state_dict())
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(ClippingBiasGate, "begin", rejected)
+            assert not original_attempt(self, loss)
+        self.noise.load_state_dict(state)
+        return original_attempt(self, loss)
+
+    patch.setattr(PrivacyEngine, "_attempt", attempt)
+
+
+def test_more_rejected_attempts_change_nothing_that_is_shown_or_public(capsys, monkeypatch, tmp_path):
+    shown = []
+    for name in ("fewer", "more"):
+        (tmp_path / name).mkdir()
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path / name)
+            if name == "more":
+                burn_attempts(patch)
+            shown.append(run([*QUICK, "--run", "same"], capsys))
+    fewer, more = (tmp_path / name / "runs" / "same" for name in ("fewer", "more"))
+    assert shown[0] == shown[1]
+    assert contents(fewer / "public") == contents(more / "public")
+    attempts = [sum(row.attempts for row in read_trace(path / "private" / "trace.jsonl")) for path in (fewer, more)]
+    assert attempts[1] >= attempts[0] + 8
+
+
+def test_private_values_are_shown_on_request_only(capsys):
+    _, out, err = run([*QUICK, "--run", "a"], capsys)
+    assert "PRIVATE" not in out + err
+    assert "attempts" not in out + err
+    _, out, err = run([*QUICK, "--run", "b", "--show-private"], capsys)
+    assert len(re.findall(r"PRIVATE release \d+: \d+ attempts", err)) == 8
+    assert "PRIVATE" not in out
+
+
+def test_tensorboard_gets_public_values_without_times(capsys):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'sluice[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    code, _, _ = run([*QUICK, "--run", "board", "--tensorboard"], capsys)
+    assert code == 0
+    folder = Path("runs/board/private/tensorboard")
+    events = EventAccumulator(str(folder)).Reload()
+    tags = {kind: found for kind, found in events.Tags().items() if found}
+    assert set(tags) == {"scalars"}
+    assert set(tags["scalars"]) == {"test_accuracy", "epsilon"}
+    assert [(event.step, event.wall_time) for event in events.Scalars("epsilon")] == [(4, 4.0), (8, 8.0)]
+    run([*QUICK, "--run", "plain"], capsys)
+    assert contents(Path("runs/plain/public")) == contents(Path("runs/board/public"))
+
+
+def test_holding_out_reports_the_held_out_part_only(capsys):
+    code, out, _ = run([*QUICK, "--hold-out", "0.2", "--json"], capsys)
+    result = json.loads(out)
+    assert code == 0
+    assert result["test_accuracy"] is None
+    assert 0 < result["held_out_accuracy"] <= 1
+
+
+def test_nothing_is_claimed_for_a_hidden_reference(capsys):
+    code, out, _ = run([*QUICK, "--hidden-reference"], capsys)
+    assert code == 0
+    assert "epsilon by" not in out
+    assert "Nothing is proved" in out
+
+
+def test_a_terminal_gets_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, _, err = run(QUICK, capsys)
+    assert code == 0
+    assert "releases" in err
+    assert "8/8" in err
+    assert "release 4 of 8" not in err
