@@ -21,7 +21,7 @@ from sluice.data.examples import Examples
 from sluice.engine import PrivacyEngine
 from sluice.errors import DataError, InputError
 from sluice.gate import ClippingBiasGate
-from sluice.interrupts import DelayedInterrupt
+from sluice.interrupts import DelayedInterrupt, sigterm_as_interrupt
 from sluice.ledger import Ledger, read_ledger
 from sluice.release import GaveUpError, Releaser
 from sluice.report.verify import verify_run
@@ -246,6 +246,17 @@ def test_a_delayed_interrupt_arrives():
         interrupt.let_go()
     interrupt.let_go()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_sigterm_is_an_interrupt_that_waits_too():
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt = DelayedInterrupt()
+    with sigterm_as_interrupt():
+        interrupt.hold()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.let_go()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_run_goes_on_only_with_its_own_data_and_settings(digits, tmp_path):

@@ -26,7 +26,7 @@ class _Operation:
     """How a run is carried out: none of it changes what is released."""
 
     data_dir: Path | None
-    checkpoint_every: int
+    checkpoint_every: int | None
     max_physical_batch_size: int
     tensorboard: bool
 
@@ -124,8 +124,9 @@ def train(
         str | None, _option("--resume", _RUN, "Go on with this run, by its own settings; no other setting is allowed.")
     ] = None,
     checkpoint_every: Annotated[
-        int, typer.Option("--checkpoint-every", help="Releases between two checkpoints.", rich_help_panel=_RUN)
-    ] = 1,
+        int | None,
+        _option("--checkpoint-every", _RUN, "Releases between two checkpoints; a hundred in all if not given."),
+    ] = None,
     threads: Annotated[
         int | None, _option("--threads", _RUN, "Threads of PyTorch; its own choice if not given.")
     ] = None,
@@ -248,7 +249,10 @@ def _training(settings: TrainSettings, mechanism: Mechanism | None, operation: _
 def _carry_out(training: Training, path: Path, operation: _Operation, screen: Screen, *, is_new: bool) -> TrainResult:
     from contextlib import ExitStack
 
+    from sluice.interrupts import sigterm_as_interrupt
+
     with ExitStack() as stack:
+        stack.enter_context(sigterm_as_interrupt())
         if operation.tensorboard:
             from sluice.monitoring import TensorBoard
 

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -162,7 +163,8 @@ def test_ctrl_c_prints_how_to_go_on_and_resuming_gives_the_same(capsys, monkeypa
     assert contents(Path("runs/stopped/public")) == contents(Path("runs/whole/public"))
 
 
-def test_ctrl_c_on_a_real_process(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_on_a_real_process(tmp_path, sent):
     """The signal itself, in the middle of a run."""
     arguments = [*QUICK, "--releases", "5000", "--evaluate-every", "10", "--run", "real"]
     process = subprocess.Popen(
@@ -178,7 +180,7 @@ def test_ctrl_c_on_a_real_process(tmp_path):
         if ledger.exists() and ledger.read_bytes().count(b"\n") > 3:
             break
         time.sleep(0.1)
-    process.send_signal(2)
+    process.send_signal(sent)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Go on with: sluice train --resume runs/real" in err
