@@ -231,7 +231,9 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
     chosen = dict(_read(file)) if file is not None else {}
     chosen.update(overrides)
     _require_known(chosen)
-    dataset = _typed("dataset", chosen.get("dataset", "digits"), str)
+    kinds = get_type_hints(TrainSettings)
+    chosen = {name: _typed(name, value, kinds[name]) for name, value in chosen.items()}
+    dataset = chosen.get("dataset", "digits")
     if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
         chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
     if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
@@ -251,7 +253,7 @@ def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
 
 
 def _require_known(chosen: Mapping[str, Any]) -> None:
-    unknown = sorted(set(chosen) - _NAMES)
+    unknown = [name if name.isprintable() else repr(name) for name in sorted(set(chosen) - _NAMES)]
     if unknown:
         raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(_NAMES))}.")
 

@@ -6,6 +6,7 @@ Files are read without pickle, so that opening one can never run code.
 from __future__ import annotations
 
 import hashlib
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -29,7 +30,19 @@ SPLIT_SEED = 0
 MOST_CLASSES = 65_536
 CHANNELS = (1, 3, 4)
 # What numpy and zipfile raise on files that are cut off, altered or something else altogether.
-UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+UNREADABLE = (
+    ValueError,
+    EOFError,
+    OSError,
+    MemoryError,
+    TypeError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class DatasetExamples(Examples):
@@ -187,9 +200,12 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
 
 def _member(path: Path, opened: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
-        return opened[name]
+        array = opened[name]
     except UNREADABLE as error:
         raise DataError(_unreadable(f"{path}[{name}]", error)) from error
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}[{name}] is not an array. Write the file anew with numpy.savez.")
+    return array
 
 
 def _unreadable(where: Path | str, error: Exception) -> str:
