@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -414,6 +415,7 @@ def _no_training() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_command, "_carry_out", ended)
         yield
+    torch.set_num_threads(1)
 
 
 def check_train(arguments: list[str]) -> None:

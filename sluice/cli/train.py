@@ -209,11 +209,15 @@ def _refuse_settings(named: list[str]) -> None:
 def _set_threads(threads: int | None) -> None:
     if threads is None:
         return
+    import os
+
     import torch
 
-    from sluice import validate
+    from sluice.errors import InputError
 
-    validate.positive_integer(threads=threads)
+    processors = os.cpu_count() or 1
+    if not 1 <= threads <= processors:  # PyTorch crashes where the system cannot make so many
+        raise InputError(f"threads={threads} is not allowed: it must be from 1 to {processors}, the processors here.")
     torch.set_num_threads(threads)
 
 
