@@ -4,11 +4,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: test test-slow lint types unit format setup clean
+.PHONY: test demo test-slow lint types unit format setup clean
 
 test: lint types unit
 
 setup: $(READY)
+
+# Trains on the digits that come with scikit-learn, to epsilon 3; needs no data and no network once set up.
+demo: $(READY)
+	$(BIN)/sluice train --dataset digits --method dpsr-cg --epsilon 3
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "sluice needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
