@@ -68,6 +68,12 @@ def test_all_three_noises_are_chosen_together_and_cost_little(accountant):
     assert gated.reference_noise > 2 * gated.noise_multiplier
 
 
+@pytest.mark.parametrize("target", [0.3, 3.0])
+def test_an_ordinary_budget_is_used_up_to_parts_in_ten_thousand(target):
+    plan = calibrate(sample_rate=0.02, releases=1000, target_epsilon=target, target_delta=1e-5)
+    assert (1 - 5e-4) * target <= plan.epsilon <= target
+
+
 def test_the_split_is_the_best_of_its_kind_for_the_same_strength():
     """Moving noise between gate and reference at equal joint noise must not allow less gradient noise."""
     common = {"sample_rate": 0.3, "releases": 200, "target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp"}

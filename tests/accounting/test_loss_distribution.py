@@ -11,7 +11,12 @@ from scipy.special import ndtr
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.composition import GridTooLargeError, best_tilt, compose
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
-from sluice.accounting.loss_distribution import DIRECTIONS, hockey_stick_bound, loss_distribution
+from sluice.accounting.loss_distribution import (
+    DIRECTIONS,
+    LossDistribution,
+    hockey_stick_bound,
+    loss_distribution,
+)
 
 U = np.linspace(-13, 16, 20001)
 WEIGHTS = np.exp(-U * U / 2) / math.sqrt(2 * math.pi) * (U[1] - U[0])
@@ -48,7 +53,9 @@ def test_the_bound_is_above_every_pair_that_the_gate_allows(q, sigma, low, high,
     bound = hockey_stick_bound(release(q, sigma, low, high), direction, epsilons, pieces=pieces)
     for epsilon, limit in zip(epsilons, bound, strict=True):
         for weight in np.linspace(0, 1, 13):
-            assert stick_at(q, sigma, low, high, weight, direction, epsilon) <= limit + 5e-7 * q  # the kink costs the sum that much
+            assert (
+                stick_at(q, sigma, low, high, weight, direction, epsilon) <= limit + 5e-7 * q
+            )  # the kink costs the sum that much
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -144,3 +151,11 @@ def test_products_of_different_losses_match_direct_convolution():
     for epsilon in (0.2, 1.0, 2.5):
         exact = float(np.sum(np.maximum(-np.expm1(epsilon - grid), 0) * direct))
         assert composed.delta(epsilon) == pytest.approx(exact, rel=1e-6, abs=1e-11)
+
+
+def test_mass_at_infinity_composes_and_counts_fully():
+    masses = np.array([0.5, 0.49])
+    losses = LossDistribution(spacing=0.1, first=0, masses=masses, infinity=0.01)
+    composed = compose([(losses, 3)], tilt=1.0, max_points=1 << 10)
+    assert composed.delta(50.0) == pytest.approx(1 - 0.99**3, rel=1e-9)
+    assert composed.epsilon(0.02, near=0.2) == math.inf
