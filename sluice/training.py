@@ -76,9 +76,9 @@ class Training:
         splits: the data, ready for the model (`sluice.preparation.prepare`).
         mechanism: what the run promises; None plans it from the settings. To resume, give that of the ledger
             (`recorded_run`).
-        checkpoint_every: releases between two checkpoints; None makes a hundred in the run. After a crash of an
-            unseeded run, releases since the last one are lost and stay paid for; Ctrl-C and SIGTERM lose none. It
-            changes no result.
+        checkpoint_every: releases between two checkpoints. After a crash of an unseeded run, releases since the last
+            one are lost and stay paid for (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
+            and a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.
     """
@@ -95,7 +95,7 @@ class Training:
         report_private: Callable[[TraceRow], None] = lambda row: None,
     ) -> None:
         if checkpoint_every is None:
-            checkpoint_every = max(1, settings.releases // 100)
+            checkpoint_every = 1 if settings.seed is None else max(1, settings.releases // 100)
         validate.positive_integer(checkpoint_every=checkpoint_every, max_physical_batch_size=max_physical_batch_size)
         self.settings = settings
         self._report = report

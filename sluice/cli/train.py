@@ -125,7 +125,7 @@ def train(
     ] = None,
     checkpoint_every: Annotated[
         int | None,
-        _option("--checkpoint-every", _RUN, "Releases between two checkpoints; a hundred in all if not given."),
+        _option("--checkpoint-every", _RUN, "Releases between two checkpoints; if not given, 1, or a hundred in all with a seed."),
     ] = None,
     threads: Annotated[
         int | None, _option("--threads", _RUN, "Threads of PyTorch; its own choice if not given.")
