@@ -11,8 +11,9 @@ test: lint types unit
 setup: $(READY)
 
 # Trains on the digits that come with scikit-learn, to epsilon 3; needs no data and no network once set up.
+# One thread: the model is so small that several would only wait for each other.
 demo: $(READY)
-	$(BIN)/sluice train --dataset digits --method dpsr-cg --epsilon 3
+	$(BIN)/sluice train --dataset digits --method dpsr-cg --epsilon 3 --threads 1
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "sluice needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'

@@ -125,7 +125,11 @@ def train(
     ] = None,
     checkpoint_every: Annotated[
         int | None,
-        _option("--checkpoint-every", _RUN, "Releases between two checkpoints; if not given, 1, or a hundred in all with a seed."),
+        _option(
+            "--checkpoint-every",
+            _RUN,
+            "Releases between two checkpoints; if not given, 1, or a hundred in all with a seed.",
+        ),
     ] = None,
     threads: Annotated[
         int | None, _option("--threads", _RUN, "Threads of PyTorch; its own choice if not given.")
@@ -255,19 +259,19 @@ def _carry_out(training: Training, path: Path, operation: _Operation, screen: Sc
 
     from sluice.interrupts import sigterm_as_interrupt
 
-    with ExitStack() as stack:
-        stack.enter_context(sigterm_as_interrupt())
-        if operation.tensorboard:
-            from sluice.monitoring import TensorBoard
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(sigterm_as_interrupt())
+            if operation.tensorboard:
+                from sluice.monitoring import TensorBoard
 
-            screen.also(stack.enter_context(TensorBoard(path / "private")).report)
-        stack.enter_context(screen.shown(training.settings.releases))
-        try:
+                screen.also(stack.enter_context(TensorBoard(path / "private")).report)
+            stack.enter_context(screen.shown(training.settings.releases))
             return training.start(path) if is_new else training.resume(path)
-        except KeyboardInterrupt:
-            where = f" --data-dir {operation.data_dir}" if operation.data_dir is not None else ""
-            screen.say(f"interrupted. Go on with: sluice train --resume {path}{where}")
-            raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        where = f" --data-dir {operation.data_dir}" if operation.data_dir is not None else ""
+        screen.say(f"interrupted. Go on with: sluice train --resume {path}{where}")
+        raise typer.Exit(130) from None
 
 
 def _new_path(run: str | None, settings: TrainSettings) -> Path:
