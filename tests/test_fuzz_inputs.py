@@ -325,17 +325,16 @@ ODD = st.one_of(
 )
 
 
-def options(likely: dict[str, list[str]], flags: list[str]) -> st.SearchStrategy[list[str]]:
-    """Options with values that are likely to be allowed, some with odd ones, some given twice, some words in between."""
-    pairs = [
-        st.tuples(st.just(name), st.one_of(st.sampled_from(values), st.sampled_from(values), ODD))
-        for name, values in likely.items()
-    ]
-    some = st.lists(st.one_of(*pairs), max_size=4)
-    every = st.tuples(*pairs).map(list)
-    extra = st.one_of(st.just([]), st.just([]), st.lists(st.one_of(st.sampled_from(flags), ODD), max_size=1))
-    chosen = st.one_of(some, every, every)
-    return st.tuples(chosen, extra).map(lambda both: [word for pair in both[0] for word in pair] + both[1])
+@st.composite
+def options(draw: st.DrawFn, likely: dict[str, list[str]], flags: list[str]) -> list[str]:
+    """Options with values that are likely to be allowed, up to two of them with an odd one, or left out; extra words."""
+    values = {name: draw(st.sampled_from(choices)) for name, choices in likely.items()}
+    for name in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2)):
+        values[name] = draw(ODD)
+    for name in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2)):
+        values.pop(name, None)
+    extra = draw(st.one_of(st.just([]), st.just([]), st.lists(st.one_of(st.sampled_from(flags), ODD), max_size=2)))
+    return [word for pair in values.items() for word in pair] + extra
 
 
 ACCOUNTING = {
