@@ -8,7 +8,8 @@ together with the noise in the published reference R. Their joint standard devia
 is the *strength* of the gate: it is held at ``4 * relative_gate_noise`` times the gradient noise sigma (1, the default,
 is the DPSR-CG paper's sigma_e = sigma). For that strength, the split between gate noise and reference noise is chosen
 that lets the *gradient noise* be smallest, with the reference noise between 2.4 and 10.7 sigma for the usual decay of
-0.9. A noise that the user gives is kept; if only the gate noise is given, the reference noise is 5 sigma, which
+0.9. A gate noise that is chosen is never so small that the worst batch is accepted with less than 5 %: such a gate
+would try for ever. A noise that the user gives is kept; if only the gate noise is given, the reference noise is 5 sigma, which
 costs two or three per cent of epsilon.
 """
 
@@ -26,8 +27,7 @@ from dp_accounting import rdp
 
 from sluice import validate
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
-from sluice.accounting.gate_shape import HIGHEST_NOISE, GateShape, lowest_noise
-from sluice.accounting.gate_shape import REFERENCE_RATIO as REFERENCE_RATIO
+from sluice.accounting.gate_shape import HIGHEST_NOISE, LOWEST_NOISE, GateShape
 from sluice.accounting.gate_terms import AccountedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
@@ -222,9 +222,7 @@ class _Task:
 def _calibrate(task: _Task, releases: int, gate: Any, target: float, strength: float) -> Calibration:
     _require_room(task, target)
     guess = max(0.4, task.sample_rate * math.sqrt(2 * releases * math.log(1 / task.delta)) / target)
-    shape = GateShape(gate=gate, strength=strength, split=math.radians(23))
-
-    lowest = lowest_noise(shape)
+    shape = GateShape.of(gate, strength=strength, split=math.radians(23))
 
     def search(accountant: str, tolerance: float, slack: float, start: Reached) -> Reached:
         found = smallest_reaching(
@@ -232,7 +230,7 @@ def _calibrate(task: _Task, releases: int, gate: Any, target: float, strength: f
             target=target,
             guess=start.x,
             slack=slack,
-            lowest=lowest,
+            lowest=LOWEST_NOISE,
             highest=HIGHEST_NOISE,
             slope=start.slope,
         )
@@ -272,7 +270,7 @@ def _best_split(task: _Task, releases: int, shape: GateShape, target: float, nea
             target=target,
             guess=near.x,
             slack=1e-4,
-            lowest=lowest_noise(candidate),
+            lowest=LOWEST_NOISE,
             highest=HIGHEST_NOISE,
             slope=near.slope,
         )
@@ -333,7 +331,7 @@ def _require_room(task: _Task, target: float) -> None:
 
 def _unreachable(task: _Task, releases: int, gate: Any, target: float) -> str:
     floor = task.epsilon(
-        HIGHEST_NOISE, GateShape(gate=gate, strength=1.0, split=0.5).at(HIGHEST_NOISE), releases, accountant="rdp"
+        HIGHEST_NOISE, GateShape.of(gate, strength=1.0, split=0.5).at(HIGHEST_NOISE), releases, accountant="rdp"
     )
     return (
         f"target_epsilon={target} cannot be reached by gradient noise: with the gate's noises as given, epsilon stays "

@@ -10,44 +10,60 @@ from sluice.accounting.gate_terms import is_tunable
 from sluice.errors import InputError
 
 REFERENCE_RATIO = 5.0
+LEAST_ACCEPTANCE = 0.05
 LOWEST_NOISE, HIGHEST_NOISE = 1e-3, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateShape:
-    """The gate's noises as functions of the gradient noise."""
+    """The gate's noises as functions of the gradient noise.
+
+    Attributes:
+        gate: any gate; noises that are None are chosen.
+        strength: joint noise of a decision, over four times the gradient noise.
+        split: how it is divided: the angle whose cosine is the gate's share and whose sine the reference's.
+        least_gate_noise: what the gate noise never falls below, so that the worst batch still has a fair chance.
+    """
 
     gate: Any
     strength: float
     split: float
+    least_gate_noise: float = 0.0
+
+    @classmethod
+    def of(cls, gate: Any, *, strength: float, split: float) -> GateShape:
+        least = _least_gate_noise(gate) if is_tunable(gate) and gate.gate_noise is None else 0.0
+        return cls(gate=gate, strength=strength, split=split, least_gate_noise=least)
 
     @property
     def is_free(self) -> bool:
         return is_tunable(self.gate) and self.gate.gate_noise is None and self.gate.reference_noise is None
 
     def at(self, sigma: float) -> Any:
+        """The gate to go with this much gradient noise."""
         gate = self.gate
         if not is_tunable(gate) or (gate.gate_noise is not None and gate.reference_noise is not None):
             return gate
         if gate.gate_noise is not None:
             return gate.with_noise(gate_noise=gate.gate_noise, reference_noise=REFERENCE_RATIO * sigma)
         if gate.reference_noise is not None:
-            return gate.with_noise(gate_noise=self.strength * sigma, reference_noise=gate.reference_noise)
+            own = max(self.strength * sigma, self.least_gate_noise)
+            return gate.with_noise(gate_noise=own, reference_noise=gate.reference_noise)
         blur = math.sqrt((1 - gate.reference_decay) / (1 + gate.reference_decay))
         return gate.with_noise(
-            gate_noise=self.strength * sigma * math.cos(self.split),
+            gate_noise=max(self.strength * sigma * math.cos(self.split), self.least_gate_noise),
             reference_noise=4 * self.strength * sigma * math.sin(self.split) / blur,
         )
 
 
-def lowest_noise(shape: GateShape) -> float:
-    """The smallest gradient noise to try: with less, a gate that scales with it would accept next to nothing."""
-    sigma = LOWEST_NOISE
-    while shape.gate is not None and sigma < HIGHEST_NOISE:
+def _least_gate_noise(gate: Any) -> float:
+    """The smallest gate noise, to a few per cent, with which every batch is accepted with ``LEAST_ACCEPTANCE``."""
+    noise = LOWEST_NOISE
+    while noise < HIGHEST_NOISE:
         try:
-            _ = shape.at(sigma).acceptance
+            if gate.with_noise(gate_noise=noise, reference_noise=1.0).acceptance.probability_min >= LEAST_ACCEPTANCE:
+                break
         except InputError:
-            sigma *= 1.25
-        else:
-            break
-    return sigma
+            pass  # so little noise that the probability cannot even be represented
+        noise *= 1.05
+    return noise

@@ -68,6 +68,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         sigma = release.effective_noise_multiplier
         if release.sampling_probability == 1.0 and release.acceptance.ratio_min == release.acceptance.ratio_max:
             self._gaussian_precision += count / sigma / sigma
+            self._contains_non_dp_event |= math.isinf(self._gaussian_precision)
             return
         key = SelectiveReleaseDpEvent(
             sampling_probability=release.sampling_probability, noise_multiplier=sigma, acceptance=release.acceptance

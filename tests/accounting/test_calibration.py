@@ -88,6 +88,14 @@ def test_the_split_is_the_best_of_its_kind_for_the_same_strength():
         assert create_accountant("rdp").compose(event, 200).get_epsilon(1e-5) >= 0.998 * best.epsilon
 
 
+def test_a_chosen_gate_noise_leaves_the_worst_batch_a_chance():
+    plan = calibrate(
+        sample_rate=0.01, releases=500, target_epsilon=60.0, target_delta=1e-5, gate=GateTerms(), accountant="rdp"
+    )
+    assert plan.noise_multiplier < 0.4
+    assert 0.05 <= plan.gate.acceptance.probability_min < 0.06
+
+
 def test_noises_that_are_given_are_kept():
     common = {"sample_rate": 0.02, "releases": 1000, "target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp"}
     gate = calibrate(gate=GateTerms(gate_noise=3.0), **common)

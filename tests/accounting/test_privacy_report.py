@@ -30,8 +30,9 @@ def test_without_a_gate_there_is_no_claim():
     assert report.pld == report.plain_pld
 
 
-def test_an_infinite_figure_comes_with_its_reason():
-    report = privacy_report(sample_rate=0.1, noise_multiplier=1e-170, releases=1, delta=1e-5)
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_an_infinite_figure_comes_with_its_reason(rate):
+    report = privacy_report(sample_rate=rate, noise_multiplier=1e-170, releases=1, delta=1e-5)
     infinite = {name for name, value in report.figures().items() if value is not None and math.isinf(value)}
     assert infinite
     assert infinite == set(report.reasons)
