@@ -163,7 +163,9 @@ CONTROL = Toy(
 
 
 def test_an_accountant_that_ignores_the_gate_is_caught():
-    ignorant = SelectiveReleaseDpEvent(sampling_probability=CONTROL.q, noise_multiplier=CONTROL.sigma, acceptance=UNGATED)
+    ignorant = SelectiveReleaseDpEvent(
+        sampling_probability=CONTROL.q, noise_multiplier=CONTROL.sigma, acceptance=UNGATED
+    )
     with_z, without = CONTROL.densities()
     at_four = list(ORDERS).index(4.0)
     exact = max(exact_renyi(with_z, without)[at_four], exact_renyi(without, with_z)[at_four])
