@@ -265,3 +265,19 @@ def test_a_run_that_never_began_says_how_to_start_it(capsys):
     assert sluice([*SEEDED, "--run", "run"], capsys)[0] == 0
     assert verify_run(Path("runs/run")).holds
     assert not list(Path("runs").rglob("*.partial"))
+
+
+def test_a_certificate_of_a_part_does_not_end_a_run(capsys, monkeypatch):
+    """It was written by hand while the run was stopped; the run was stopped again just before its own."""
+    run = stopped(SEEDED, "run", capsys, monkeypatch)
+    assert sluice(["certificate", str(run)], capsys)[0] == 0
+
+    def interrupted(folder: RunFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "write_certificate", interrupted)
+        assert sluice(["train", "--resume", "run"], capsys)[0] == 130
+    assert not verify_run(run).holds
+    assert sluice(["train", "--resume", "run"], capsys)[0] == 0
+    assert verify_run(run).holds
