@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from sluice import validate
 from sluice.checkpoint import load_checkpoint, save_checkpoint
 from sluice.data import DataSplits, Examples, hold_out
 from sluice.engine import PrivacyEngine
 from sluice.errors import DataError
+from sluice.evaluation import accuracy
 from sluice.interrupts import DelayedInterrupt
 from sluice.ledger import Ledger, LedgerHeader, read_ledger
 from sluice.mechanism import Mechanism
@@ -31,8 +30,8 @@ from sluice.settings import TrainSettings, settings_of
 from sluice.spending import mechanism_of, spending
 from sluice.storage import canonical_json, parse_json, read_bytes, write_atomically
 from sluice.trace import TraceFile, TraceRow
+from sluice.update_rule import make_optimizer
 
-_EVALUATION_BATCH = 2000
 _HOLD_OUT_SEED = 0
 _HELD_OUT = "held-out.json"
 
@@ -112,7 +111,7 @@ class Training:
         self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
         with _seeded(settings.seed):
             self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
-        self._optimizer, self._scheduler = _make_optimizer(settings, self.model)
+        self._optimizer, self._scheduler = make_optimizer(settings, self.model)
         self.engine = PrivacyEngine(accountant=settings.accountant, seed=settings.seed)
         self._interrupt = DelayedInterrupt()
         self._notes: list[str] = []
@@ -358,21 +357,6 @@ def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
     )
 
 
-def _make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
-    parameters = model.parameters()
-    if settings.optimizer == "sgd":
-        optimizer: Optimizer = torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
-    elif settings.optimizer == "adam":
-        optimizer = torch.optim.Adam(parameters, lr=settings.lr)
-    else:
-        optimizer = torch.optim.AdamW(parameters, lr=settings.lr)
-    if settings.lr_schedule == "constant":
-        return optimizer, None
-    if settings.lr_schedule == "linear":
-        return optimizer, LambdaLR(optimizer, lambda step: max(0.0, 1 - step / settings.releases))
-    return optimizer, CosineAnnealingLR(optimizer, settings.releases)
-
-
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
     """Initial weights that a seed repeats; the caller's own random state is left alone."""
@@ -382,16 +366,3 @@ def _seeded(seed: int | None) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, examples: Examples) -> float:
-    """The share of records that the model puts into the right class."""
-    was_training = model.training
-    model.eval()
-    right = 0
-    for positions in torch.arange(len(examples)).split(_EVALUATION_BATCH):
-        x, y = examples.batch(positions)
-        right += int((model(x).argmax(1) == y).sum())
-    model.train(was_training)
-    return right / len(examples)
