@@ -33,7 +33,8 @@ def window_gram(geometry: Geometry) -> float:
     """Norms from the Gram matrix of windows."""
     window, positions = geometry.image_channels * geometry.kernel_size, geometry.positions
     products = positions**2 * (window + geometry.map_channels) * _small_products(positions)
-    return products + _TRAFFIC * (positions * window + 2 * positions**2)
+    # Both Gram matrices are read twice: for their product, and to see whether its terms cancel.
+    return products + _TRAFFIC * (positions * window + 4 * positions**2)
 
 
 def weight_gradient(geometry: Geometry) -> float:
