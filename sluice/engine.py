@@ -18,12 +18,13 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from sluice import validate
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import calibrate
-from sluice.batches import Batches, rows_in, split_pair
+from sluice.batches import Batches, split_pair
 from sluice.checkpoint import load_checkpoint, save_checkpoint
 from sluice.errors import InputError
 from sluice.gate import ClippingBiasGate, Gate
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
+from sluice.loader import PrivateLoader
 from sluice.mechanism import Mechanism
 from sluice.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.optimizer import PrivateOptimizer, Updates
@@ -34,49 +35,6 @@ from sluice.sampling import exact_sample_rate
 from sluice.scaling import Clip, GlobalScaling, ScalingRule
 
 Loss = Callable[[Any, Any], Tensor]
-
-
-class PrivateLoader:
-    """The batches of the ordinary loop, in pieces of at most ``max_physical_batch_size``.
-
-    It ends by itself when the last release is made (with ``epochs=``: when those of one epoch are).
-    """
-
-    def __init__(
-        self,
-        *,
-        batches: Batches,
-        releaser: Releaser,
-        capture: LoopCapture,
-        piece_size: int,
-        releases_per_pass: int,
-    ) -> None:
-        self.dataset = batches.dataset
-        self._batches = batches
-        self._releaser = releaser
-        self._capture = capture
-        self._piece_size = piece_size
-        self._releases_per_pass = releases_per_pass
-        self.last_piece = False
-
-    def __iter__(self) -> Iterator[Any]:
-        end = self._releaser.released + self._releases_per_pass
-        self._capture.attach()
-        while not self._releaser.done and self._releaser.released < end:
-            indices = self._releaser.begin()
-            if len(indices) == 0:
-                self._releaser.finish()  # an empty sample is legal: noise alone, and charged like any other
-                continue
-            remaining = len(indices)
-            for piece in self._batches.pieces(indices, self._piece_size):
-                rows = rows_in(piece)
-                remaining -= rows
-                self.last_piece = remaining == 0
-                self._capture.expect(rows)
-                yield piece
-                self._capture.require_collected()
-                if not self._releaser.still_possible:
-                    break
 
 
 class PrivacyEngine:

@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sluice.attempt import Attempt
 from sluice.cli import main
 from sluice.engine import PrivacyEngine
 from sluice.gate import ClippingBiasGate
+from sluice.gradients import NonFiniteGradientWarning
 from sluice.trace import read_trace
 
 QUICK = [
@@ -268,3 +270,17 @@ def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     assert "releases" in err
     assert "8/8" in err
     assert "release 4 of 8" not in err
+
+
+def test_a_record_whose_gradient_is_not_finite_is_not_spoken_of(tmp_path, capsys):
+    """Warnings are errors in tests, so one that is not kept back would end the run."""
+    x = np.random.RandomState(0).randn(60, 4).astype(np.float32)
+    x[7] = 3e38
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 2)
+    arguments = ["train", "--dataset", str(tmp_path / "own.npz"), "--releases", "3", "--noise-multiplier", "2"]
+    arguments += ["--batch-size", "48", "--accountant", "rdp", "--seed", "1", "--model", "linear"]
+    code, out, err = run(arguments, capsys)
+    assert code == 0, err
+    assert "finite" not in out + err
+    with pytest.warns(NonFiniteGradientWarning):
+        run([*arguments, "--show-private"], capsys)
