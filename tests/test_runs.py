@@ -29,11 +29,10 @@ HOLD_AND_FORK = """
 import os, sys, time
 from sluice.runs import RunFolder
 folder = RunFolder.open(sys.argv[1])
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # the worker speaks for itself: by then it has let go of the lock
     time.sleep(60)
     os._exit(0)
-print(child, flush=True)
 sys.stdin.read()
 """
 
