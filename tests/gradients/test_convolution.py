@@ -71,7 +71,7 @@ def transposed(draw, rank: int):
 @pytest.mark.parametrize("strategy", ["auto", "gram", "explicit"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @hypothesis_settings(max_examples=25)
-@given(data=st.data(), n=st.sampled_from([0, 1, 7]), last=st.booleans())
+@given(data=st.data(), n=st.sampled_from([0, 1, 7, 64]), last=st.booleans())
 def test_convolutions_agree_with_the_oracle(matches, reaching_loss, strategy, rank, data, n, last):
     module, sizes = data.draw(convolutions(rank))
     x = torch.randn(n, module.in_channels, *sizes)
@@ -83,7 +83,7 @@ def test_convolutions_agree_with_the_oracle(matches, reaching_loss, strategy, ra
 @pytest.mark.parametrize("strategy", ["auto", "gram", "explicit"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @hypothesis_settings(max_examples=15)
-@given(data=st.data(), n=st.sampled_from([0, 1, 7]))
+@given(data=st.data(), n=st.sampled_from([0, 1, 7, 64]))
 def test_transposed_convolutions_agree_with_the_oracle(matches, reaching_loss, strategy, rank, data, n):
     module, sizes = data.draw(transposed(rank))
     x = torch.randn(n, module.in_channels, *sizes)
