@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from sluice import validate
-from sluice.accounting import create_accountant
 from sluice.accounting.calibration import calibrate
-from sluice.batches import Batches, split_pair
+from sluice.batches import Batches
 from sluice.checkpoint import load_checkpoint, save_checkpoint
 from sluice.errors import InputError
 from sluice.gate import ClippingBiasGate, Gate
@@ -28,13 +27,14 @@ from sluice.loader import PrivateLoader
 from sluice.mechanism import Mechanism
 from sluice.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.optimizer import PrivateOptimizer, Updates
+from sluice.procedure import Procedure
+from sluice.promise import Promise
 from sluice.recording import LedgerRecorder, ledger_header
 from sluice.release import Releaser
 from sluice.runs import configuration_hash
 from sluice.sampling import exact_sample_rate
 from sluice.scaling import Clip, GlobalScaling, ScalingRule
-
-Loss = Callable[[Any, Any], Tensor]
+from sluice.workbench import Loss, Workbench
 
 
 class PrivacyEngine:
@@ -65,9 +65,11 @@ class PrivacyEngine:
         self.accountant = accountant
         self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
         self._target_epsilon: float | None = None
-        self._mechanism: Mechanism | None = None
+        self._promise: Promise | None = None
+        self._procedure: Procedure | None = None
         self._recorder: LedgerRecorder | None = None
-        self._releaser: Releaser | None = None
+        self._capture: LoopCapture | None = None
+        self._average: AveragedModel | None = None
 
     def make_private(
         self,
@@ -117,8 +119,7 @@ class PrivacyEngine:
                 If it exists the run goes on with it: call `load`, or what it has on record counts as lost.
             ledger_delta: the delta at which that ledger reports.
         """
-        if self._mechanism is not None:
-            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
+        self._require_unused()
         batches = Batches(data_loader)
         rate = self._sample_rate(sample_rate, data_loader, batches.size)
         per_epoch = math.ceil(1 / rate)
@@ -141,9 +142,14 @@ class PrivacyEngine:
                 target_epsilon=self._target_epsilon,
             )
             recorder = LedgerRecorder(Path(ledger), header=header, repeats_noise=not self.noise.secure)
-        return self._wire(
-            mechanism,
-            recorder=recorder,
+
+        def announce(number: int) -> None:
+            if recorder is not None:
+                recorder.before_release(number)
+            if before_release is not None:
+                before_release(number)
+
+        bench = self._workbench(
             module=module,
             optimizer=optimizer,
             batches=batches,
@@ -151,10 +157,14 @@ class PrivacyEngine:
             lr_scheduler=lr_scheduler,
             ema_decay=ema_decay,
             piece_size=max_physical_batch_size,
-            releases_per_pass=mechanism.releases if epochs is None else per_epoch,
             gradient_options=gradient_options,
-            before_release=before_release,
+            before_release=announce,
         )
+        releaser = Releaser(mechanism=mechanism, bench=bench)
+        if recorder is not None:
+            releaser.lost = recorder.continue_from(0)
+        self._promise, self._procedure, self._recorder = mechanism, releaser, recorder
+        return self._ordinary_loop(releaser, releases_per_pass=mechanism.releases if epochs is None else per_epoch)
 
     def make_private_with_epsilon(
         self,
@@ -218,11 +228,41 @@ class PrivacyEngine:
             ledger_delta=target_delta,
         )
 
-    def _wire(
+    def make_private_by(
         self,
-        mechanism: Mechanism,
+        promise: Promise,
         *,
-        recorder: LedgerRecorder | None,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any] | Dataset[Any],
+        loss_reduction: str = "mean",
+        lr_scheduler: LRScheduler | None = None,
+        ema_decay: float | None = None,
+        max_physical_batch_size: int = 256,
+        gradient_options: GradientOptions | None = None,
+        before_release: Callable[[int], None] | None = None,
+    ) -> None:
+        """Wire any promise, such as one of ``sluice.methods``, to a model, an optimizer and a data set.
+
+        Train with `releases`. The arguments are those of `make_private`.
+        """
+        self._require_unused()
+        bench = self._workbench(
+            module=module,
+            optimizer=optimizer,
+            batches=Batches(data_loader),
+            loss_reduction=loss_reduction,
+            lr_scheduler=lr_scheduler,
+            ema_decay=ema_decay,
+            piece_size=max_physical_batch_size,
+            gradient_options=gradient_options,
+            before_release=before_release or (lambda number: None),
+        )
+        self._promise, self._procedure = promise, promise.procedure(bench)
+
+    def _workbench(
+        self,
+        *,
         module: nn.Module,
         optimizer: Optimizer,
         batches: Batches,
@@ -230,52 +270,42 @@ class PrivacyEngine:
         lr_scheduler: LRScheduler | None,
         ema_decay: float | None,
         piece_size: int,
-        releases_per_pass: int,
         gradient_options: GradientOptions | None,
-        before_release: Callable[[int], None] | None,
-    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        before_release: Callable[[int], None],
+    ) -> Workbench:
         validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         validate.positive_integer(max_physical_batch_size=piece_size)
         if isinstance(optimizer, PrivateOptimizer):
             raise InputError("the optimizer is private already: give make_private the original one.")
         self._module = module
-        self._batches = batches
-        self._piece_size = piece_size
-        self._average: AveragedModel | None = None
         if ema_decay is not None:
             validate.open_fraction(ema_decay=ema_decay)
             self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
-        updates = Updates(
+        self._updates = Updates(
             module=module, optimizer=optimizer, lr_scheduler=lr_scheduler, after_release=self._update_average
         )
-        self._gradients = PerSampleGradients(module, loss_reduction=loss_reduction, options=gradient_options)
-
-        def announce(number: int) -> None:
-            if recorder is not None:
-                recorder.before_release(number)
-            if before_release is not None:
-                before_release(number)
-
-        releaser = Releaser(
-            mechanism=mechanism,
-            zeros=self._gradients.zeros,
-            apply=updates.apply,
-            noise=self.noise,
-            dataset_size=batches.size,
-            before_release=announce,
-        )
-        if recorder is not None:
-            releaser.lost = recorder.continue_from(0)
-        self._recorder = recorder
-        capture = LoopCapture(self._gradients)
-        loader = PrivateLoader(
+        return Workbench(
+            gradients=PerSampleGradients(module, loss_reduction=loss_reduction, options=gradient_options),
             batches=batches,
+            updates=self._updates,
+            noise=self.noise,
+            piece_size=piece_size,
+            before_release=before_release,
+        )
+
+    def _ordinary_loop(
+        self, releaser: Releaser, *, releases_per_pass: int
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        bench = releaser.bench
+        self._capture = capture = LoopCapture(bench.gradients)
+        updates = bench.updates
+        loader = PrivateLoader(
+            batches=bench.batches,
             releaser=releaser,
             capture=capture,
-            piece_size=piece_size,
+            piece_size=bench.piece_size,
             releases_per_pass=releases_per_pass,
         )
-        self._mechanism, self._releaser, self._updates, self._capture = mechanism, releaser, updates, capture
 
         def consume() -> None:
             chunk = capture.collect()
@@ -286,7 +316,7 @@ class PrivacyEngine:
             else:
                 updates.nothing_released()
 
-        return module, PrivateOptimizer(updates, consume=consume), loader
+        return bench.module, PrivateOptimizer(updates, consume=consume), loader
 
     def releases(self, loss: Loss) -> Iterator[int]:
         """Train at full speed: one iteration for each release, which gives its number.
@@ -297,30 +327,20 @@ class PrivacyEngine:
 
         Does the same as the ordinary loop, in chunks that fit the cache, and stops when the last release is made.
         """
-        releaser = self._running()
-        self._capture.detach()
-        while not releaser.done:
+        procedure = self._running()
+        if self._capture is not None:
+            self._capture.detach()
+        while not procedure.done:
             self._updates.check_untouched()
-            while not self._attempt(loss):
-                pass
-            yield releaser.released
-
-    def _attempt(self, loss: Loss) -> bool:
-        releaser = self._running()
-        indices = releaser.begin()
-        for piece in self._batches.pieces(indices, self._piece_size):
-            x, y = split_pair(piece)
-            for chunk in self._gradients.chunks(x, y, loss):
-                if not releaser.absorb(chunk):
-                    return False
-        return releaser.finish()
+            procedure.make_release(loss)
+            yield procedure.released
 
     @property
-    def mechanism(self) -> Mechanism:
+    def mechanism(self) -> Promise:
         """What this run promises: public."""
         self._running()
-        assert self._mechanism is not None
-        return self._mechanism
+        assert self._promise is not None
+        return self._promise
 
     @property
     def released(self) -> int:
@@ -339,8 +359,8 @@ class PrivacyEngine:
         """
         if not self.mechanism.provable:
             raise InputError(
-                "this run's gate compares with a hidden reference, so no epsilon can be proved for it. Use a public "
-                "reference (hidden_reference=False), or read get_claimed_epsilon(delta), which is not a guarantee."
+                f"no epsilon is proved for this run: {self.mechanism.unproved_because} Use a method with a proof (for a "
+                "gate: a public reference), or read get_claimed_epsilon(delta), which is not a guarantee."
             )
         return self._account(delta)
 
@@ -349,10 +369,7 @@ class PrivacyEngine:
         return self._account(delta)
 
     def _account(self, delta: float) -> float:
-        validate.open_fraction(delta=delta)
-        accountant = create_accountant(self.accountant)
-        accountant.compose(self.mechanism.event_after(self._running().spent))
-        return float(accountant.get_epsilon(delta))
+        return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -422,7 +439,7 @@ class PrivacyEngine:
 
     def close(self) -> None:
         """Stop watching the model, and give the ledger free."""
-        if self._releaser is not None:
+        if self._capture is not None:
             self._capture.detach()
         if self._recorder is not None:
             self._recorder.close()
@@ -431,10 +448,14 @@ class PrivacyEngine:
         if self._average is not None:
             self._average.update_parameters(self._module)
 
-    def _running(self) -> Releaser:
-        if self._releaser is None:
+    def _running(self) -> Procedure:
+        if self._procedure is None:
             raise InputError("no run is set up: call make_private or make_private_with_epsilon first.")
-        return self._releaser
+        return self._procedure
+
+    def _require_unused(self) -> None:
+        if self._promise is not None:
+            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
 
     @staticmethod
     def _sample_rate(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:

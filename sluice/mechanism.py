@@ -1,24 +1,30 @@
-"""The mechanism: everything public about a run, and the only thing an accountant ever reads."""
+"""The mechanism of selective release, and of plain DP-SGD: everything public about such a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from sluice import serial, validate
 from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
+from sluice.accounting.paper import CLAIMED_LABEL, Reading, claimed_account
 from sluice.errors import InputError
-from sluice.gate import Gate
+from sluice.gate import ClippingBiasGate, CoinGate, Gate
 from sluice.gate_description import gate_from_dict, gate_to_dict
+from sluice.promise import Claim, Promise
+from sluice.release import Releaser
 from sluice.scaling import ScalingRule, scaling_from_dict
+
+if TYPE_CHECKING:
+    from sluice.workbench import Workbench
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mechanism:
+class Mechanism(Promise):
     """What a run promises to do. No performance option is here, and nothing here is sensitive.
 
     Attributes:
@@ -32,6 +38,8 @@ class Mechanism:
         preparation: noise multipliers of Gaussian releases made before training from the same records, for instance
             private statistics of features. Each is composed with the run.
     """
+
+    kind: ClassVar[str] = "selective release"
 
     sample_rate: float
     expected_batch_size: float
@@ -75,19 +83,77 @@ class Mechanism:
 
     def event_after(self, releases: int) -> DpEvent:
         """The event of a run that made this many releases, preparation included."""
-        if not isinstance(releases, int) or not 0 <= releases <= self.releases:
-            raise InputError(
-                f"releases={releases!r} is not allowed: it must be a whole number in 0 .. {self.releases}."
-            )
+        self._require_releases(releases)
         events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.preparation]
         if releases:
             events.append(SelfComposedDpEvent(self.release_event, releases))
         return ComposedDpEvent(events)
 
+    def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
+        """What the DPSR-CG paper's formula says, by each reading of it; nothing for other gates than its own."""
+        gate = self.gate
+        if not isinstance(gate, ClippingBiasGate) or gate.gate_noise is None or not releases:
+            return ()
+        claims = []
+        for reading in get_args(Reading):
+            account = claimed_account(
+                sample_rate=self.sample_rate,
+                noise_multiplier=self.noise_multiplier,
+                gate_noise=gate.gate_noise,
+                beta=gate.beta,
+                clip_range=gate.clip_range,
+                reading=reading,
+                once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in self.preparation]),
+            )
+            value = account.claimed_epsilon(releases=releases, delta=delta)
+            claims.append(Claim(label=CLAIMED_LABEL, reading=reading, value=value))
+        return tuple(claims)
+
     @property
-    def dp_event(self) -> DpEvent:
-        """The event of the whole run."""
-        return self.event_after(self.releases)
+    def unproved_because(self) -> str:
+        if self.provable:
+            return ""
+        return "this run compares each batch with an un-noised value of an earlier one, and no proof covers that."
+
+    def theorem(self, accountant: str) -> str:
+        section = {
+            "rdp": "sections 3.3 and 3.5 (Renyi divergence)",
+            "pld": "sections 3.4 and 3.5 (privacy-loss distributions)",
+        }[accountant]
+        gated = self.gate is not None
+        what = "selective release with a public reference" if gated else "the Poisson-sampled Gaussian mechanism"
+        return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}"
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        return {"kind": "Poisson", "rate": self.sample_rate}
+
+    @property
+    def releases_metric(self) -> bool:
+        return self.gate is not None and math.isfinite(self.gate.reference_noise or math.inf) and self.provable
+
+    @property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        rows = [
+            ("sample rate", f"{self.sample_rate:.4g} ({self.expected_batch_size:g} records on average)"),
+            ("noise multiplier", f"{self.noise_multiplier:.4g}"),
+        ]
+        gate = self.gate
+        if isinstance(gate, ClippingBiasGate):
+            reference = "hidden: nothing is proved" if gate.hidden_reference else f"{gate.reference_noise:.4g}"
+            rows += [
+                ("gate", f"clipping bias, beta {gate.beta:g}"),
+                ("gate noise", f"{gate.gate_noise:.4g}"),
+                ("reference noise", reference),
+            ]
+        elif isinstance(gate, CoinGate):
+            rows.append(("gate", f"a coin that accepts {gate.probability:.3g} of the attempts"))
+        else:
+            rows.append(("gate", "none: every attempt is released"))
+        return tuple(rows)
+
+    def procedure(self, bench: Workbench) -> Releaser:
+        return Releaser(mechanism=self, bench=bench)
 
     def with_releases(self, releases: int) -> Mechanism:
         return replace(self, releases=releases)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +16,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from sluice.errors import InputError
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass
+class Trial:
+    """A step that may still be undone."""
+
+    kept: bool = False
+
+    def keep(self) -> None:
+        self.kept = True
 
 
 class Updates:
@@ -53,11 +66,53 @@ class Updates:
 
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """One step of the user's optimizer with a released gradient: post-processing of what is already public."""
+        self.step(released)
+        self.keep()
+
+    @contextmanager
+    def trial(self, gradient: Mapping[str, Tensor]) -> Iterator[Trial]:
+        """A step that is undone at the end of the block unless it is kept: weights, and all of the optimizer's state.
+
+        Guarantee:
+            Without ``keep()`` everything is bit for bit as before, also where the block ends by an exception.
+        """
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        state = copy.deepcopy(self.optimizer.state_dict())
+        trial = Trial()
+        try:
+            self.step(gradient)
+            yield trial
+        finally:
+            if trial.kept:
+                self.keep()
+            else:
+                with torch.no_grad():
+                    for name, parameter in self._parameters.items():
+                        parameter.copy_(weights[name])
+                self.optimizer.load_state_dict(state)
+                self.remember()
+
+    def move(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the weights as a release says, past the optimizer; schedule and average advance as with `apply`."""
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(weights[name])
+        self.keep()
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the weights that are trained, by name."""
+        return {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    def step(self, gradient: Mapping[str, Tensor]) -> None:
+        """The optimizer's step alone; `keep` ends the release that one or more of them belong to."""
         for name, parameter in self._parameters.items():
-            parameter.grad = released[name].to(dtype=parameter.dtype, device=parameter.device)
+            parameter.grad = gradient[name].to(dtype=parameter.dtype, device=parameter.device)
         self.optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def keep(self) -> None:
+        """Take the present weights as released: schedule and average advance."""
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         if self._after_release is not None:
@@ -157,4 +212,4 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self._updates.optimizer!r})"
 
 
-__all__ = ["PrivateOptimizer", "Updates"]
+__all__ = ["PrivateOptimizer", "Trial", "Updates"]

@@ -1,4 +1,4 @@
-"""From settings to the mechanism: what a run will promise, before any record is read, and what that costs."""
+"""From settings to the mechanism of selective release, before any record is read; and what a promise costs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from scipy.stats import norm
 
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import Calibration, calibrate
 from sluice.accounting.gate_shape import REFERENCE_RATIO
-from sluice.accounting.paper import CLAIMED_LABEL, claimed_account
 from sluice.gate import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism import Mechanism
+from sluice.promise import Promise
 from sluice.sampling import exact_sample_rate
 from sluice.scaling import Clip, GlobalScaling, Normalise, ScalingRule
-from sluice.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from sluice.settings import TrainSettings
 
 
-def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Mechanism:
-    """The mechanism of a run: with the noise that is given, or calibrated to the budget by the sound accountant.
+def selective_mechanism(settings: TrainSettings, dataset_size: int) -> Mechanism:
+    """The mechanism of a run with a gate, or of plain DP-SGD: with the noise that is given, or calibrated to the budget by the sound accountant.
 
     Where ``noise_multiplier`` is given, a gate noise that is left open is the same number, as in the DPSR-CG paper, and
     a reference noise five times that.
@@ -32,7 +34,7 @@ def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Mechanis
     mechanism = Mechanism(
         sample_rate=rate,
         expected_batch_size=rate * dataset_size,
-        scaling=_scaling(settings),
+        scaling=scaling_rule(settings),
         noise_multiplier=noise_multiplier,
         releases=settings.releases,
         gate=gate,
@@ -56,35 +58,28 @@ class PrivacyFigure:
     meaning: str
 
 
-def privacy_figures(mechanism: Mechanism, *, releases: int, delta: float) -> tuple[PrivacyFigure, ...]:
-    """What ``releases`` of them cost by each accountant: the tightest proof first, the paper's claim last.
+_MEANING = {
+    "pld": "proved, by privacy-loss distributions",
+    "rdp": "proved, by Renyi divergences: simpler and looser",
+}
+
+
+def privacy_figures(mechanism: Promise, *, releases: int, delta: float) -> tuple[PrivacyFigure, ...]:
+    """What ``releases`` of them cost by each accountant: the tightest proof first, what others claim last.
 
     Guarantee:
         A function of public values alone. Nothing is called guaranteed unless a sound accountant says it.
     """
     figures = []
     if mechanism.provable:
-        for name, meaning in (
-            ("pld", "proved, by privacy-loss distributions"),
-            ("rdp", "proved, by Renyi divergences: simpler and looser"),
-        ):
-            accountant = create_accountant(name).compose(mechanism.event_after(releases))
-            value = float(accountant.get_epsilon(delta))
-            figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=meaning))
-    gate = mechanism.gate
-    if isinstance(gate, ClippingBiasGate) and gate.gate_noise is not None and releases:
-        account = claimed_account(
-            sample_rate=mechanism.sample_rate,
-            noise_multiplier=mechanism.noise_multiplier,
-            gate_noise=gate.gate_noise,
-            beta=gate.beta,
-            clip_range=gate.clip_range,
-            once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in mechanism.preparation]),
-        )
-        with _without_warnings():
-            value = account.claimed_epsilon(releases=releases, delta=delta)
-        meaning = "what the DPSR-CG paper's formula says: no guarantee"
-        figures.append(PrivacyFigure(accountant=CLAIMED_LABEL, value=value, guaranteed=False, meaning=meaning))
+        for name in mechanism.accountants:
+            value = mechanism.epsilon_after(releases, delta=delta, accountant=name)
+            figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=_MEANING[name]))
+    with _without_warnings():
+        claims = mechanism.claims_after(releases, delta=delta)
+    for claim in claims:
+        meaning = f"{claim.reading} reading: no guarantee"
+        figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))
     return tuple(figures)
 
 
@@ -131,7 +126,8 @@ def _with_noise(gate: ClippingBiasGate, settings: TrainSettings, sigma: float) -
     return replace(gate, gate_noise=gate_noise, reference_noise=reference_noise)
 
 
-def _scaling(settings: TrainSettings) -> ScalingRule:
+def scaling_rule(settings: TrainSettings) -> ScalingRule:
+    """From gradient norms to weights, as the settings name it."""
     if settings.scaling == "clip":
         return Clip(max_grad_norm=settings.max_grad_norm)
     if settings.scaling == "global":

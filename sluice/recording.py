@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sluice.errors import DataError
 from sluice.ledger import Ledger, LedgerHeader
-from sluice.mechanism import Mechanism
+from sluice.promise import Promise
 
 
 class LedgerRecorder:
@@ -46,7 +46,7 @@ class LedgerRecorder:
 
 
 def ledger_header(
-    mechanism: Mechanism, *, delta: float, secure: bool, accountant: str, target_epsilon: float | None
+    mechanism: Promise, *, delta: float, secure: bool, accountant: str, target_epsilon: float | None
 ) -> LedgerHeader:
     return LedgerHeader(
         mechanism=mechanism.to_dict(),

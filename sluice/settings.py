@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from sluice import serial, validate
 from sluice.errors import DataError, InputError
+from sluice.methods import METHODS, method_of
 from sluice.storage import parse_json
 
-METHODS = ("dpsr-cg", "dpsgd")
 GATES = ("clipping-bias", "coin", "none")
 FEATURES = ("plain", "scattering", "bag-of-words")
 SCALINGS = ("clip", "global", "normalise")
@@ -22,7 +22,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 ACCOUNTANTS = ("pld", "rdp")
 
 CHOICES = {
-    "method": METHODS,
+    "method": tuple(METHODS),
     "gate": GATES,
     "features": FEATURES,
     "scaling": SCALINGS,
@@ -39,7 +39,7 @@ class TrainSettings:
 
     Attributes:
         dataset: a name, or the path of a .npz or folder of arrays.
-        method: "dpsr-cg" (selective release) or "dpsgd".
+        method: a name of ``sluice.methods``; ``sluice methods`` lists them.
         features: what the model sees: "plain" records, "scattering" coefficients, or a "bag-of-words".
         model: a name of ``sluice.models``; activation as it takes it.
         epsilon, delta: the budget. With ``noise_multiplier`` given, epsilon is what results.
@@ -59,6 +59,7 @@ class TrainSettings:
         seed: None for cryptographic noise. A number makes the run repeatable, for experiments only.
         hold_out: share of the training records kept aside to choose settings with; the test set is not read then.
         evaluate_every: releases between two evaluations; 0 evaluates once, at the end. None does it ten times.
+        options: settings that only this method has, by name; those left out get the method's defaults.
     """
 
     dataset: str = "digits"
@@ -93,9 +94,12 @@ class TrainSettings:
     seed: int | None = None
     hold_out: float = 0.0
     evaluate_every: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainSettings).items():
+            if name == "options":
+                continue
             # A whole number is a fine float; stored as one, it is written (and hashed) in one way only.
             object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
         for name, allowed in CHOICES.items():
@@ -128,20 +132,34 @@ class TrainSettings:
             raise InputError(f"evaluate_every={self.evaluate_every} is not allowed: it must be a whole number >= 0.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise InputError(f"seed={self.seed} is not allowed: it must be a whole number from 0 to 2^63 - 1.")
-        if self.method == "dpsgd" and self.chosen_gate != "none":
-            raise InputError(f"gate={self.gate!r} is not allowed for method='dpsgd', which releases every attempt.")
+        if method_of(self.method).gate == "none" and self.chosen_gate != "none":
+            raise InputError(f"gate={self.gate!r} is not allowed for method={self.method!r}, which has no such gate.")
         if self.hidden_reference and self.chosen_gate == "clipping-bias" and self.noise_multiplier is None:
             raise InputError(
                 "hidden_reference=True needs noise_multiplier: nothing is proved for a hidden reference, so no noise can "
                 "be calibrated to an epsilon."
             )
+        object.__setattr__(self, "options", asdict(self.own_options))
+
+    @property
+    def own_options(self) -> Any:
+        """The settings that only this method has, as its own class of them."""
+        kinds = get_type_hints(method_of(self.method).options)
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"options={self.options!r} is not allowed: it must hold the method's settings by name.")
+        unknown = sorted(str(name) for name in self.options if name not in kinds)
+        if unknown:
+            allowed = f"it has {', '.join(sorted(kinds))}" if kinds else "it has none"
+            raise InputError(f"method={self.method!r} has no option {', '.join(unknown)}: {allowed}.")
+        typed = {name: _typed(name, value, kinds[name]) for name, value in self.options.items()}
+        return method_of(self.method).options(**typed)
 
     @property
     def chosen_gate(self) -> str:
         """The gate, with the method's own filled in."""
         if self.gate is not None:
             return self.gate
-        return "clipping-bias" if self.method == "dpsr-cg" else "none"
+        return method_of(self.method).gate
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for strict JSON; `settings_of` gives equal settings back."""
@@ -149,46 +167,6 @@ class TrainSettings:
             name: serial.encode_float(value) if isinstance(value, float) else value
             for name, value in asdict(self).items()
         }
-
-
-# Chosen on held-out training records (docs/results.md tells how), never on test records.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "digits": {"lr": 0.3, "scaling_bound": 1.0, "releases": 200, "batch_size": 256, "ema_decay": 0.9},
-    "mnist": {
-        "features": "scattering",
-        "releases": 1500,
-        "batch_size": 1024,
-        "lr": 0.1,
-        "scaling_bound": 0.3,
-        "ema_decay": 0.99,
-    },
-    "fashion-mnist": {
-        "features": "scattering",
-        "releases": 2000,
-        "batch_size": 2048,
-        "lr": 0.1,
-        "scaling_bound": 0.3,
-        "ema_decay": 0.99,
-    },
-    "cifar-10": {
-        "features": "scattering",
-        "model": "scattering-cnn",
-        "releases": 1000,
-        "batch_size": 2048,
-        "lr": 0.15,
-        "scaling_bound": 1.0,
-        "ema_decay": 0.99,
-    },
-    "imdb": {
-        "features": "bag-of-words",
-        "model": "bag-of-words",
-        "releases": 300,
-        "batch_size": 1024,
-        "lr": 2.0,
-        "scaling_bound": 0.3,
-        "ema_decay": 0.95,
-    },
-}
 
 
 # The features that a model is made for; any other model takes what its data set has.
@@ -199,6 +177,7 @@ _FEATURES_OF_MODEL = {
     "embedding": "plain",
     "bag-of-words": "bag-of-words",
 }
+_WITHOUT_ACTIVATION = ("linear", "embedding", "bag-of-words")
 _MODEL_OF_FEATURES = {
     ("imdb", "plain"): "embedding",
     ("mnist", "plain"): "pixel-cnn",
@@ -217,9 +196,13 @@ _BIAS_GATE_ONLY = (
 )
 
 
-def default_settings(dataset: str) -> TrainSettings:
-    """What a data set is trained with unless told otherwise; the user's own data gets those of ``digits``."""
-    return TrainSettings(dataset=dataset, **_DEFAULTS.get(dataset, _DEFAULTS["digits"]))
+def default_settings(dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0) -> TrainSettings:
+    """What a method trains a data set with unless told otherwise; the user's own data gets small settings."""
+    return TrainSettings(**_defaults(dataset, method, epsilon))
+
+
+def _defaults(dataset: str, method: str, epsilon: float) -> dict[str, Any]:
+    return {**method_of(method).defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
 
 
 def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> TrainSettings:
@@ -232,13 +215,17 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
     chosen.update(overrides)
     _require_known(chosen)
     kinds = get_type_hints(TrainSettings)
-    chosen = {name: _typed(name, value, kinds[name]) for name, value in chosen.items()}
+    chosen = {name: value if name == "options" else _typed(name, value, kinds[name]) for name, value in chosen.items()}
     dataset = chosen.get("dataset", "digits")
+    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0))
     if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
         chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
     if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
         chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
-    settings = replace(default_settings(dataset), **chosen)
+    if chosen.get("model") in _WITHOUT_ACTIVATION:
+        defaults.pop("activation", None)
+    chosen["options"] = {**defaults.get("options", {}), **chosen.get("options", {})}
+    settings = TrainSettings(**{**defaults, **chosen})
     _require_effect(settings, overrides)
     return settings
 
@@ -259,7 +246,8 @@ def _require_known(chosen: Mapping[str, Any]) -> None:
 
 
 def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> None:
-    useless: dict[str, str] = {}
+    method = method_of(settings.method)
+    useless: dict[str, str] = dict(method.unused)
     if settings.chosen_gate != "clipping-bias":
         useless |= dict.fromkeys(_BIAS_GATE_ONLY, "only the gate 'clipping-bias' has it")
     if settings.chosen_gate == "none":
@@ -270,7 +258,7 @@ def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> No
         useless["momentum"] = "only the optimizer 'sgd' has it"
     if settings.scaling == "clip":
         useless["scaling_bound"] = "the scaling 'clip' has none"
-    if settings.noise_multiplier is not None:
+    if settings.noise_multiplier is not None and not method.epsilon_is_claimed:
         useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
     for name in overrides:
         if name in useless:

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, PrivacyAccountant
+from dp_accounting import ComposedDpEvent
 
 from sluice import validate
-from sluice.accounting.paper import CLAIMED_LABEL, Reading, claimed_account
-from sluice.accounting.pld_accountant import SelectivePLDAccountant
-from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+from sluice.accounting import create_accountant
 from sluice.errors import DataError, InputError
-from sluice.gate import ClippingBiasGate
 from sluice.ledger_records import LedgerContents, LedgerHeader
-from sluice.mechanism import Mechanism
-
-_ACCOUNTANTS = {"pld": SelectivePLDAccountant, "rdp": SelectiveRdpAccountant}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A figure that somebody claims for such a run and nobody has proved. It is never called epsilon."""
-
-    label: str
-    reading: str
-    value: float
+from sluice.methods import promise_from_dict
+from sluice.promise import Claim, Promise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +27,12 @@ class Spending:
     claims: tuple[Claim, ...] = ()
 
 
-def mechanism_of(header: LedgerHeader) -> Mechanism:
-    """The mechanism that the first line of a ledger describes."""
+def mechanism_of(header: LedgerHeader) -> Promise:
+    """What the first line of a ledger promises."""
     try:
-        return Mechanism.from_dict(header.mechanism)
+        return promise_from_dict(header.mechanism)
     except (InputError, TypeError, OverflowError) as error:
         raise DataError(f"the mechanism in the ledger's first line cannot be read: {error}") from error
-
-
-def event_of(contents: LedgerContents) -> DpEvent:
-    """The event of all that was spent, releases that a crash made count included."""
-    return mechanism_of(contents.header).event_after(contents.spent)
 
 
 def spending(contents: LedgerContents, *, delta: float | None = None) -> Spending:
@@ -72,11 +53,40 @@ def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None
     """
     target = _common_delta(runs) if delta is None else delta
     validate.open_fraction(delta=target)
-    if not all(mechanism_of(run.header).provable for run in runs):
-        return Spending(delta=target, epsilon=None, claims=_claims(runs[0], target) if len(runs) == 1 else ())
-    kinds = {run.header.accountant for run in runs}
-    event = ComposedDpEvent([event_of(run) for run in runs])
-    return Spending(delta=target, epsilon=_epsilon(event, "pld" if kinds == {"pld"} else "rdp", target))
+    promises = [mechanism_of(run.header) for run in runs]
+    if len(runs) == 1:
+        return _single_spending(promises[0], runs[0], target)
+    if not all(promise.provable for promise in promises):
+        return Spending(delta=target, epsilon=None)
+    return Spending(delta=target, epsilon=_joint_epsilon(promises, runs, target))
+
+
+def _single_spending(promise: Promise, run: LedgerContents, delta: float) -> Spending:
+    epsilon = None
+    if promise.provable:
+        epsilon = promise.epsilon_after(run.spent, delta=delta, accountant=run.header.accountant)
+    has_claims = epsilon is None or promise.claims_beside_proof
+    return Spending(
+        delta=delta, epsilon=epsilon, claims=promise.claims_after(run.spent, delta=delta) if has_claims else ()
+    )
+
+
+def _joint_epsilon(promises: Sequence[Promise], runs: Sequence[LedgerContents], delta: float) -> float:
+    """By one accountant that reads all of them, else by basic composition with an equal share of delta for each."""
+    asked = {run.header.accountant for run in runs}
+    common = [
+        name
+        for name in ("pld", "rdp")
+        if all(name in promise.accountants for promise in promises) and (name == "rdp" or asked == {"pld"})
+    ]
+    if not common:
+        share = delta / len(runs)
+        return sum(
+            promise.epsilon_after(run.spent, delta=share, accountant=run.header.accountant)
+            for promise, run in zip(promises, runs, strict=True)
+        )
+    events = [promise.event_after(run.spent) for promise, run in zip(promises, runs, strict=True)]
+    return float(create_accountant(common[0]).compose(ComposedDpEvent(events)).get_epsilon(delta))
 
 
 def epsilon_over_releases(
@@ -87,12 +97,7 @@ def epsilon_over_releases(
     if not mechanism.provable:
         return [None for _ in counts]
     target = header.delta if delta is None else delta
-    return [_epsilon(mechanism.event_after(count), header.accountant, target) for count in counts]
-
-
-def _epsilon(event: DpEvent, accountant: str, delta: float) -> float:
-    fresh: PrivacyAccountant = _ACCOUNTANTS[accountant]()
-    return float(fresh.compose(event).get_epsilon(delta))
+    return [mechanism.epsilon_after(count, delta=target, accountant=header.accountant) for count in counts]
 
 
 def _common_delta(runs: Sequence[LedgerContents]) -> float:
@@ -101,24 +106,3 @@ def _common_delta(runs: Sequence[LedgerContents]) -> float:
         listed = ", ".join(str(delta) for delta in deltas)
         raise InputError(f"delta is needed: the runs report at different ones ({listed}). Choose one with --delta.")
     return deltas[0]
-
-
-def _claims(contents: LedgerContents, delta: float) -> tuple[Claim, ...]:
-    mechanism = mechanism_of(contents.header)
-    gate = mechanism.gate
-    if not isinstance(gate, ClippingBiasGate) or gate.gate_noise is None or not contents.spent:
-        return ()
-    claims = []
-    for reading in get_args(Reading):
-        account = claimed_account(
-            sample_rate=mechanism.sample_rate,
-            noise_multiplier=mechanism.noise_multiplier,
-            gate_noise=gate.gate_noise,
-            beta=gate.beta,
-            clip_range=gate.clip_range,
-            reading=reading,
-            once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in mechanism.preparation]),
-        )
-        value = account.claimed_epsilon(releases=contents.spent, delta=delta)
-        claims.append(Claim(label=CLAIMED_LABEL, reading=reading, value=value))
-    return tuple(claims)

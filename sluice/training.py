@@ -20,9 +20,9 @@ from sluice.errors import DataError
 from sluice.evaluation import accuracy
 from sluice.interrupts import DelayedInterrupt
 from sluice.ledger import Ledger, LedgerHeader, read_ledger
-from sluice.mechanism import Mechanism
+from sluice.methods import method_of, planned_mechanism
 from sluice.models import create_model
-from sluice.planning import planned_mechanism
+from sluice.promise import Promise
 from sluice.publication import Evaluation, Publication, is_published, read_evaluations
 from sluice.release import GaveUpError
 from sluice.runs import RunFolder
@@ -58,7 +58,7 @@ class TrainResult:
     """
 
     run: Path
-    mechanism: Mechanism
+    mechanism: Promise
     epsilon: float | None
     delta: float
     accountant: str
@@ -87,7 +87,7 @@ class Training:
         *,
         settings: TrainSettings,
         splits: DataSplits,
-        mechanism: Mechanism | None = None,
+        mechanism: Promise | None = None,
         checkpoint_every: int | None = None,
         max_physical_batch_size: int = 1024,
         report: Callable[[Progress], None] = lambda progress: None,
@@ -166,7 +166,7 @@ class Training:
             configuration=folder.config_hash,
             noise="secure" if self.settings.seed is None else "seeded",
             accountant=self.settings.accountant,
-            target_epsilon=None if self.settings.noise_multiplier is not None else self.settings.epsilon,
+            target_epsilon=method_of(self.settings.method).target(self.settings),
         )
         with Ledger.create(folder.ledger_path, header=header) as ledger:
             return self._from_the_start(folder, ledger)
@@ -197,18 +197,11 @@ class Training:
             self._interrupt.hold()
             put_on_record(number)
 
-        mechanism = self.mechanism
-        self.engine.make_private(
+        self.engine.make_private_by(
+            self.mechanism,
             module=self.model,
             optimizer=self._optimizer,
             data_loader=self._train,
-            noise_multiplier=mechanism.noise_multiplier,
-            max_grad_norm=mechanism.scaling.max_grad_norm,
-            releases=mechanism.releases,
-            sample_rate=mechanism.sample_rate,
-            scaling=mechanism.scaling,
-            gate=mechanism.gate,
-            preparation=mechanism.preparation,
             lr_scheduler=self._scheduler,
             ema_decay=self.settings.ema_decay or None,
             max_physical_batch_size=self._piece_size,
@@ -252,13 +245,13 @@ class Training:
             trace.append(row)
             self._report_private(row)
             evaluation = self._evaluate(publication) if self._is_due(release) else None
-            self._report(Progress(release=release, releases=self.settings.releases, evaluation=evaluation))
+            self._report(Progress(release=release, releases=self.mechanism.releases, evaluation=evaluation))
             began = time.monotonic()
 
     def _is_due(self, release: int) -> bool:
         every = self.settings.evaluate_every
         if every is None:
-            every = max(1, self.settings.releases // 10)
+            every = max(1, self.mechanism.releases // 10)
         return every > 0 and release > 0 and release % every == 0
 
     def _evaluate(self, publication: Publication) -> Evaluation | None:
@@ -308,7 +301,7 @@ class RecordedRun:
     """
 
     settings: TrainSettings
-    mechanism: Mechanism | None
+    mechanism: Promise | None
     result: TrainResult | None
 
 

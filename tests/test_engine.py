@@ -453,7 +453,7 @@ def test_any_map_style_data_set_works(workers):
 
 def test_a_hidden_reference_has_no_epsilon():
     run = Run(gate=ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, hidden_reference=True)).loop()
-    with pytest.raises(InputError, match="no epsilon can be proved"):
+    with pytest.raises(InputError, match="no epsilon is proved"):
         run.engine.get_epsilon(1e-5)
     assert run.engine.get_claimed_epsilon(1e-5) > 0
 

@@ -18,7 +18,6 @@ from sluice import training as training_module
 from sluice.attempt import Attempt
 from sluice.data import DataSplits, load
 from sluice.data.examples import Examples
-from sluice.engine import PrivacyEngine
 from sluice.errors import DataError, InputError
 from sluice.gate import ClippingBiasGate
 from sluice.interrupts import DelayedInterrupt, sigterm_as_interrupt
@@ -285,13 +284,13 @@ def test_a_folder_in_use_is_refused(whole, digits):
 
 def burn_an_attempt_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before every attempt, make another one that is measured and rejected; the noise then goes on as without it."""
-    original_attempt, original_begin = PrivacyEngine._attempt, ClippingBiasGate.begin
+    original_attempt, original_begin = Releaser._try_once, ClippingBiasGate.begin
 
     def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
         original_begin(self, *args, **options)
         return Attempt(limit=0.0, count=1, measure=self.measure)
 
-    def attempt(self: PrivacyEngine, loss: Any) -> bool:
+    def attempt(self: Releaser, loss: Any) -> bool:
         state = copy.deepcopy(self.noise.state_dict())
         with monkeypatch.context() as patch:
             patch.setattr(ClippingBiasGate, "begin", rejected)
@@ -299,7 +298,7 @@ def burn_an_attempt_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
         self.noise.load_state_dict(state)
         return original_attempt(self, loss)
 
-    monkeypatch.setattr(PrivacyEngine, "_attempt", attempt)
+    monkeypatch.setattr(Releaser, "_try_once", attempt)
 
 
 def test_rejected_attempts_leave_no_mark_in_public(whole, digits, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from sluice.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
-    from sluice.mechanism import Mechanism
+    from sluice.promise import Promise
     from sluice.settings import TrainSettings
     from sluice.training import Training, TrainResult
 
@@ -239,7 +239,7 @@ def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) ->
     return settings, path
 
 
-def _training(settings: TrainSettings, mechanism: Mechanism | None, operation: _Operation, screen: Screen) -> Training:
+def _training(settings: TrainSettings, mechanism: Promise | None, operation: _Operation, screen: Screen) -> Training:
     from sluice.preparation import prepare
     from sluice.training import Training
 

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from sluice.cli.output import print_table
-from sluice.gate import ClippingBiasGate, CoinGate
-from sluice.mechanism import Mechanism
+from sluice.methods import method_of
 from sluice.planning import privacy_figures
+from sluice.promise import Promise
 from sluice.publication import PICTURE, Evaluation
 from sluice.report.rounding import rounded_up
 from sluice.trace import TraceRow
@@ -105,18 +105,13 @@ def print_plan(training: Training) -> None:
     settings, mechanism = training.settings, training.mechanism
     rows: list[tuple[str, str]] = [
         ("data", f"{settings.dataset}, features {settings.features}, model {settings.model}"),
-        ("method", _method(settings.method, mechanism)),
-        ("sample rate", f"{mechanism.sample_rate:.4g} ({mechanism.expected_batch_size:g} records on average)"),
-        ("noise multiplier", f"{mechanism.noise_multiplier:.4g}"),
+        ("method", f"{settings.method}: {method_of(settings.method).summary}"),
+        *mechanism.summary,
     ]
-    gate = mechanism.gate
-    if isinstance(gate, ClippingBiasGate):
-        rows.append(("gate noise", f"{gate.gate_noise:.4g}"))
-        reference = "hidden: nothing is proved" if gate.hidden_reference else f"{gate.reference_noise:.4g}"
-        rows.append(("reference noise", reference))
     rows.append(("releases", f"{mechanism.releases:,}"))
-    target = f"epsilon {settings.epsilon:g} at delta {settings.delta:g}, by {settings.accountant}"
-    rows.append(("target", target if settings.noise_multiplier is None else "none: the noise is given"))
+    target = method_of(settings.method).target(settings)
+    text = f"epsilon {target:g} at delta {settings.delta:g}, by {settings.accountant}" if target else "none"
+    rows.append(("target", text))
     rows += _figure_rows(mechanism, mechanism.releases, settings.delta)
     if settings.seed is not None:
         rows.append(("seed", f"{settings.seed}: for experiments only, protects nobody"))
@@ -144,7 +139,7 @@ def print_result(result: TrainResult) -> None:
     rows.append(("certificate", str(result.run / "public" / "certificate.html")))
     print_table(("", ""), rows, title="Result")
     if result.epsilon is None:
-        typer.echo("Nothing is proved about the privacy of this run: its gate compares with a hidden reference.")
+        typer.echo(f"Nothing is proved about the privacy of this run: {result.mechanism.unproved_because}")
 
 
 def result_as_json(result: TrainResult) -> dict[str, Any]:
@@ -165,21 +160,12 @@ def result_as_json(result: TrainResult) -> dict[str, Any]:
     }
 
 
-def _figure_rows(mechanism: Mechanism, releases: int, delta: float) -> list[tuple[str, str]]:
+def _figure_rows(mechanism: Promise, releases: int, delta: float) -> list[tuple[str, str]]:
     rows = []
     for figure in privacy_figures(mechanism, releases=releases, delta=delta):
         name = f"epsilon by {figure.accountant}" if figure.guaranteed else figure.accountant
         rows.append((name, f"{rounded_up(figure.value)} ({figure.meaning})"))
     return rows or [("epsilon", "none is proved")]
-
-
-def _method(method: str, mechanism: Mechanism) -> str:
-    gate = mechanism.gate
-    if isinstance(gate, ClippingBiasGate):
-        return f"{method}, clipping-bias gate with beta {gate.beta:g}"
-    if isinstance(gate, CoinGate):
-        return f"{method}, coin gate that accepts {gate.probability:.3g} of the attempts"
-    return f"{method}, every attempt is released"
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.errors import DataError
 from sluice.ledger import LedgerContents, read_ledger
+from sluice.promise import Promise
 from sluice.runs import RunFolder
 from sluice.spending import Spending, mechanism_of, spending
 from sluice.storage import parse_json, read_bytes, write_atomically
@@ -45,11 +46,6 @@ SEEDED_WARNING = (
     "No figure below protects anybody."
 )
 
-UNPROVED_WARNING = (
-    "No epsilon: this run compares each batch with an un-noised value of an earlier one, and no proof covers that. "
-    "Figures listed as claimed are what others would report. They are not guarantees."
-)
-
 
 def schema(name: str) -> dict[str, Any]:
     """A published JSON Schema: ``certificate`` or ``ledger-line``."""
@@ -71,8 +67,7 @@ def build_certificate(folder: RunFolder) -> dict[str, Any]:
 def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spending) -> dict[str, Any]:
     header, mechanism = contents.header, mechanism_of(contents.header)
     proved = spent.epsilon is not None
-    has_reference = mechanism.gate is not None and math.isfinite(mechanism.gate.reference_noise or math.inf)
-    warnings = [SEEDED_WARNING] * (header.noise == "seeded") + [UNPROVED_WARNING] * (not proved)
+    warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
     return {
         "format": FORMAT,
         "status": "claimed only" if not proved else "experiment only" if header.noise == "seeded" else "guarantee",
@@ -81,7 +76,7 @@ def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spend
             "counted_updates": contents.spent,
             "counted_after_a_crash": contents.recovered + contents.torn_release,
             "planned_updates": header.planned_releases,
-            "metric_with_each_update": has_reference and proved,
+            "metric_with_each_update": mechanism.releases_metric,
             "preparation": len(mechanism.preparation),
             "files": dict(sorted(contents.published.items())),
         },
@@ -92,13 +87,13 @@ def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spend
             "delta": spent.delta,
             "budget": header.target_epsilon,
             "accountant": header.accountant,
-            "theorem": _theorem(header.accountant, gated=mechanism.gate is not None) if proved else None,
+            "theorem": mechanism.theorem(header.accountant) if proved else None,
         },
         "claimed": [
             {"label": claim.label, "reading": claim.reading, "value": _json_number(claim.value)}
             for claim in spent.claims
         ],
-        "sampling": {"kind": "Poisson", "rate": mechanism.sample_rate},
+        "sampling": dict(mechanism.sampling),
         "noise_source": header.noise,
         "mechanism": dict(header.mechanism),
         "not_accounted": list(NOT_ACCOUNTED),
@@ -110,6 +105,14 @@ def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spend
         },
         "versions": dict(header.versions),
     }
+
+
+def unproved_warning(mechanism: Promise) -> str:
+    """What a run without a proof is published with."""
+    return (
+        f"No epsilon: {mechanism.unproved_because} Figures listed as claimed are what others would report. They are "
+        "not guarantees."
+    )
 
 
 def write_certificate(folder: RunFolder) -> dict[str, Any]:
@@ -182,15 +185,6 @@ def _differences(found: Any, expected: Any, place: str) -> Iterator[str]:
             yield f"{place}: it says {found} and the ledger gives {expected}"
     elif type(found) is not type(expected) or found != expected:
         yield f"{place}: it says {_short(found)} and the ledger gives {_short(expected)}"
-
-
-def _theorem(accountant: str, *, gated: bool) -> str:
-    section = {
-        "rdp": "sections 3.3 and 3.5 (Renyi divergence)",
-        "pld": "sections 3.4 and 3.5 (privacy-loss distributions)",
-    }[accountant]
-    what = "selective release with a public reference" if gated else "the Poisson-sampled Gaussian mechanism"
-    return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}"
 
 
 def _json_number(value: float) -> float | str:

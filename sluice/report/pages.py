@@ -178,9 +178,13 @@ def _mechanism(certificate: Mapping[str, Any]) -> Section:
     }[certificate["noise_source"]]
     rows: list[Row] = [
         ("Sampling", f"{sampling['kind']}: each record on its own with probability {sampling['rate']:.6g}"),
-        ("Noise multiplier", rounded_up(mechanism["noise_multiplier"])),
         ("Noise source", source),
     ]
+    if "kind" in mechanism:
+        rows[0] = ("Sampling", f"{sampling['kind']}; a record is in a batch with probability {sampling['rate']:.6g}")
+        rows += [row for name, value in mechanism.items() for row in _flat(_title(name), value)]
+        return Section(title="How it was made", rows=tuple(rows))
+    rows.insert(1, ("Noise multiplier", rounded_up(mechanism["noise_multiplier"])))
     rows += _flat("Scaling", mechanism.get("scaling"))
     rows += _flat("Gate", mechanism.get("gate")) if mechanism.get("gate") else [("Gate", "none: plain DP-SGD")]
     return Section(title="How it was made", rows=tuple(rows))
@@ -207,11 +211,15 @@ def _verification(certificate: Mapping[str, Any]) -> Section:
 def _flat(name: str, description: Any) -> list[Row]:
     """One row for a described part: its kind first, then its settings."""
     if not isinstance(description, Mapping):
-        return [(name, str(description))]
+        return [(name, _plain(description))]
     settings = {key: value for key, value in description.items() if key not in ("rule", "gate")}
     kind = description.get("rule") or description.get("gate")
     listed = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in settings.items())
     return [(name, f"{kind}: {listed}" if listed else str(kind))]
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
 
 
 def _plain(value: Any) -> str:

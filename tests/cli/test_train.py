@@ -16,9 +16,9 @@ import pytest
 
 from sluice.attempt import Attempt
 from sluice.cli import main
-from sluice.engine import PrivacyEngine
 from sluice.gate import ClippingBiasGate
 from sluice.gradients import NonFiniteGradientWarning
+from sluice.release import Releaser
 from sluice.trace import read_trace
 
 QUICK = [
@@ -190,13 +190,13 @@ def test_a_signal_on_a_real_process(tmp_path, sent):
 
 
 def burn_attempts(patch: pytest.MonkeyPatch) -> None:
-    original_attempt, original_begin = PrivacyEngine._attempt, ClippingBiasGate.begin
+    original_attempt, original_begin = Releaser._try_once, ClippingBiasGate.begin
 
     def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
         original_begin(self, *args, **options)
         return Attempt(limit=0.0, count=1, measure=self.measure)
 
-    def attempt(self: PrivacyEngine, loss: Any) -> bool:
+    def attempt(self: Releaser, loss: Any) -> bool:
         state = copy.deepcopy(self.noise.state_dict())
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(ClippingBiasGate, "begin", rejected)
@@ -204,7 +204,7 @@ def burn_attempts(patch: pytest.MonkeyPatch) -> None:
         self.noise.load_state_dict(state)
         return original_attempt(self, loss)
 
-    patch.setattr(PrivacyEngine, "_attempt", attempt)
+    patch.setattr(Releaser, "_try_once", attempt)
 
 
 def test_more_rejected_attempts_change_nothing_that_is_shown_or_public(capsys, monkeypatch, tmp_path):

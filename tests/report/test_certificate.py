@@ -13,7 +13,7 @@ from sluice.mechanism import Mechanism
 from sluice.report.certificate import build_certificate, disagreements, schema, write_certificate
 from sluice.report.pages import headline, html_page, markdown_page
 from sluice.report.rounding import rounded_up
-from sluice.spending import event_of, joint_spending, spending
+from sluice.spending import joint_spending, mechanism_of, spending
 
 KINDS = {
     "secure": {},
@@ -89,7 +89,11 @@ def test_a_torn_release_is_paid_for(make_run):
 def test_composition_of_runs_is_that_of_their_events(make_run):
     first = read_ledger(make_run("first", made=3).ledger_path)
     second = read_ledger(make_run("second", gated=False, preparation=(5.0,)).ledger_path)
-    accountant = SelectiveRdpAccountant().compose(event_of(first)).compose(event_of(second))
+
+    def event(contents):
+        return mechanism_of(contents.header).event_after(contents.spent)
+
+    accountant = SelectiveRdpAccountant().compose(event(first)).compose(event(second))
     joint = joint_spending([first, second])
     assert joint.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
     assert joint.epsilon > max(spending(first).epsilon, spending(second).epsilon)

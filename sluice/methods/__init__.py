@@ -1,0 +1,50 @@
+"""The systems that ``sluice train --method NAME`` runs, one short file for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sluice import validate
+from sluice.errors import InputError
+from sluice.mechanism import Mechanism
+from sluice.methods import dpsgd, dpsgd_hf, dpsgd_ts, dpsr_cg, dpsr_cg_paper, non_private
+from sluice.methods.base import Method, NoOptions
+from sluice.promise import Promise
+
+if TYPE_CHECKING:
+    from sluice.settings import TrainSettings
+
+METHODS: dict[str, Method] = {
+    module.METHOD.name: module.METHOD for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, non_private)
+}
+
+
+def method_of(name: str) -> Method:
+    """The method of this name."""
+    validate.one_of(METHODS, method=name)
+    return METHODS[name]
+
+
+def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Promise:
+    """What a run with these settings promises, before any record is read."""
+    promise = method_of(settings.method).plan(settings, dataset_size)
+    if promise.provable and settings.accountant not in promise.accountants:
+        raise InputError(
+            f"accountant={settings.accountant!r} is not allowed for method={settings.method!r}: its proof is by "
+            f"{' or '.join(promise.accountants)}. Use that one."
+        )
+    return promise
+
+
+def promise_from_dict(data: Mapping[str, Any]) -> Promise:
+    """The inverse of every promise's ``to_dict``; unknown kinds and keys are refused."""
+    if not isinstance(data, Mapping) or "kind" not in data:
+        return Mechanism.from_dict(data)
+    kinds: dict[str, Any] = {method.promise.kind: method.promise for method in METHODS.values()}
+    validate.one_of(kinds, kind=data["kind"])
+    promise: Promise = kinds[data["kind"]].from_dict(data)
+    return promise
+
+
+__all__ = ["METHODS", "Method", "NoOptions", "method_of", "planned_mechanism", "promise_from_dict"]

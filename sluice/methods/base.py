@@ -1,0 +1,50 @@
+"""What a method is: a name, what it proves, its settings for each data set, and the promise that it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sluice.promise import Promise
+
+if TYPE_CHECKING:
+    from sluice.settings import TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """For methods that have no settings of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One system that ``sluice train --method NAME`` runs.
+
+    Attributes:
+        name: what users type.
+        summary: what it does, in a few words.
+        proves: which epsilon it can prove, in a few words.
+        promise: the class of its mechanism.
+        plan: from settings and the number of records to what the run promises; reads no record.
+        defaults: from a data set's name and epsilon to settings. Unknown data sets get small ones.
+        options: a frozen dataclass of the settings that only this method has; its docstring says what they mean.
+        gate: the gate that it has unless told otherwise.
+        unused: settings that it does not read, each with the reason.
+        target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
+        epsilon_is_claimed: whether the setting epsilon only names the row of its authors' settings.
+    """
+
+    name: str
+    summary: str
+    proves: str
+    promise: type[Promise]
+    plan: Callable[[TrainSettings, int], Promise]
+    defaults: Callable[[str, float], Mapping[str, Any]]
+    options: type = NoOptions
+    gate: str = "none"
+    unused: Mapping[str, str] = field(default_factory=dict)
+    target: Callable[[TrainSettings], float | None] = lambda settings: (
+        settings.epsilon if settings.noise_multiplier is None else None
+    )
+    epsilon_is_claimed: bool = False

@@ -1,0 +1,139 @@
+"""The ordinary optimizer, without any privacy: the line that private methods are measured against.
+
+Algorithm: shuffled batches, each record once in an epoch, the mean gradient, a step of the optimizer. One "release" is
+one epoch, so that a run can be interrupted and resumed like any other.
+
+Accounting: none. What comes out protects nobody, and ledger and certificate say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
+from torch import Tensor
+
+from sluice import serial, validate
+from sluice.gradients.trees import apply
+from sluice.methods.base import Method
+from sluice.procedure import Procedure
+from sluice.promise import Promise
+from sluice.workbench import Loss, Workbench
+
+if TYPE_CHECKING:
+    from sluice.settings import TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonPrivate(Promise):
+    """No promise at all: ``releases`` epochs of batches of ``batch_size`` records."""
+
+    kind: ClassVar[str] = "non-private"
+    accountants: ClassVar[tuple[str, ...]] = ()
+
+    batch_size: int
+    releases: int
+    preparation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.positive_integer(batch_size=self.batch_size, releases=self.releases)
+
+    @property
+    def provable(self) -> bool:
+        return False
+
+    @property
+    def unproved_because(self) -> str:
+        return "this run was made without any privacy, for comparison."
+
+    def event_after(self, releases: int) -> DpEvent:
+        self._require_releases(releases)
+        return NonPrivateDpEvent() if releases else NoOpDpEvent()
+
+    def theorem(self, accountant: str) -> str:
+        return "none"
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return {"kind": "shuffled, every record once in an epoch", "rate": 1.0}
+
+    @property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        return (("batches", f"{self.batch_size} records, shuffled"), ("noise", "none: this protects nobody"))
+
+    def procedure(self, bench: Workbench) -> Procedure:
+        return Epochs(self, bench)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "batch_size": self.batch_size, "releases": self.releases}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> NonPrivate:
+        serial.require_keys(data, what="mechanism", required=("kind", "batch_size", "releases"))
+        return cls(batch_size=data["batch_size"], releases=data["releases"])
+
+
+class Epochs(Procedure):
+    """Ordinary training. A release is one pass over the data."""
+
+    def __init__(self, promise: NonPrivate, bench: Workbench) -> None:
+        super().__init__(releases=promise.releases, bench=bench)
+        self._batch_size = promise.batch_size
+
+    def make_release(self, loss: Loss) -> None:
+        self.put_on_record()
+        shuffled = torch.argsort(self.noise.uniform((self.bench.dataset_size,)))
+        for indices in shuffled.split(self._batch_size):
+            self.bench.updates.step(self._gradient(indices, loss))
+        self.bench.updates.keep()
+        self.count(attempts=1, measured=self.bench.dataset_size)
+
+    def _gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
+        module = self.bench.module
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        for x, y in self.bench.pairs(indices):
+            share = len(y) / len(indices)
+            found = torch.autograd.grad(loss(apply(module, x), y) * share, list(parameters.values()))
+            for name, gradient in zip(parameters, found, strict=True):
+                total[name] += gradient
+        return total
+
+
+def plan(settings: TrainSettings, dataset_size: int) -> NonPrivate:
+    """As many epochs as ``releases`` says."""
+    return NonPrivate(batch_size=min(settings.batch_size, dataset_size), releases=settings.releases)
+
+
+_NETS: dict[str, dict[str, Any]] = {
+    "mnist": {"model": "pixel-cnn", "lr": 0.05, "batch_size": 128},
+    "fashion-mnist": {"model": "pixel-cnn", "lr": 0.05, "batch_size": 128},
+    "cifar-10": {"features": "scattering", "model": "scattering-cnn", "lr": 0.02, "batch_size": 128},
+    "imdb": {"model": "bilstm", "optimizer": "adam", "lr": 0.001, "batch_size": 32},
+}
+
+
+def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
+    """Twenty epochs of the paper's nets."""
+    if dataset not in _NETS:
+        return {"lr": 0.3, "batch_size": 32, "releases": 20}
+    return {"features": "plain", "activation": "tanh", "releases": 20, **_NETS[dataset]}
+
+
+_NOT_PRIVATE = "nothing is private here"
+METHOD = Method(
+    name="non-private",
+    summary="the ordinary optimizer; --releases counts epochs",
+    proves="nothing: not private at all",
+    promise=NonPrivate,
+    plan=plan,
+    defaults=defaults,
+    unused=dict.fromkeys(
+        ("noise_multiplier", "max_grad_norm", "scaling", "scaling_bound", "accountant", "epsilon", "delta"),
+        _NOT_PRIVATE,
+    ),
+    target=lambda settings: None,
+)

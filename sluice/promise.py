@@ -1,0 +1,126 @@
+"""What a run promises: frozen and public, whatever its method, and the only thing that an accountant ever reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dp_accounting import DpEvent
+
+from sluice import validate
+from sluice.errors import InputError
+
+if TYPE_CHECKING:
+    from sluice.procedure import Procedure
+    from sluice.workbench import Workbench
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A figure that somebody claims for such a run and nobody has proved. It is never called epsilon.
+
+    Attributes:
+        label: who claims it.
+        reading: which of several formulas.
+        value: the figure.
+    """
+
+    label: str
+    reading: str
+    value: float
+
+
+class Promise(ABC):
+    """A mechanism, as far as ledgers, accountants and certificates have to know it.
+
+    Attributes:
+        kind: its name in a ledger.
+        accountants: the sound accountants that can read it, the tightest first.
+        claims_beside_proof: whether claims are listed even where an epsilon is proved.
+        releases: how many updates are released at most.
+        preparation: noise multipliers of Gaussian releases made before training from the same records.
+    """
+
+    kind: ClassVar[str]
+    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
+    claims_beside_proof: ClassVar[bool] = False
+
+    releases: int
+    preparation: tuple[float, ...]
+
+    @property
+    @abstractmethod
+    def provable(self) -> bool:
+        """Whether an epsilon is proved for it. If not, figures are only "claimed"."""
+
+    @property
+    def unproved_because(self) -> str:
+        """Why no epsilon is proved, as a sentence; empty where one is."""
+        return ""
+
+    @abstractmethod
+    def event_after(self, releases: int) -> DpEvent:
+        """The event of a run that made this many releases, preparation included."""
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The event of the whole run."""
+        return self.event_after(self.releases)
+
+    def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
+        """Epsilon of a run that made this many releases.
+
+        Guarantee:
+            An upper bound under adding or removing one record, by the named sound accountant.
+        """
+        from sluice.accounting import create_accountant
+
+        validate.open_fraction(delta=delta)
+        if accountant not in self.accountants:
+            raise InputError(
+                f"accountant={accountant!r} is not allowed for {self.kind}: its proof is by "
+                f"{' or '.join(self.accountants)}. Use that one."
+            )
+        return float(create_accountant(accountant).compose(self.event_after(releases)).get_epsilon(delta))
+
+    def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
+        """What others would claim after this many releases."""
+        return ()
+
+    @abstractmethod
+    def theorem(self, accountant: str) -> str:
+        """What is proved and where the proof is, in one line."""
+
+    @property
+    @abstractmethod
+    def sampling(self) -> Mapping[str, Any]:
+        """How batches are drawn: ``kind``, and ``rate``, the largest probability with which a record is in one."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """What to show of it before a run: names and values."""
+
+    @property
+    def releases_metric(self) -> bool:
+        """Whether a noisy number beside the update is part of each release."""
+        return False
+
+    @abstractmethod
+    def procedure(self, bench: Workbench) -> Procedure:
+        """What makes the releases."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for strict JSON, with ``kind``; ``from_dict`` of the class gives an equal one back."""
+
+    def _require_releases(self, releases: int) -> None:
+        if not isinstance(releases, int) or not 0 <= releases <= self.releases:
+            raise InputError(
+                f"releases={releases!r} is not allowed: it must be a whole number in 0 .. {self.releases}."
+            )
+
+
+__all__ = ["Claim", "Promise"]
