@@ -17,9 +17,12 @@ stored, un-noised loss of an older batch and keeps the momentum of rejected step
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
+import attr
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
@@ -27,6 +30,7 @@ from scipy.special import log_ndtr
 
 from sluice import validate
 from sluice.accounting.dpsur_bound import SelfSelection
+from sluice.accounting.events import as_release
 from sluice.accounting.paper import (
     CLASSICAL_ORDERS,
     ClaimedAccount,
@@ -34,9 +38,13 @@ from sluice.accounting.paper import (
     classical_renyi,
     tail_ratio,
 )
+from sluice.accounting.selective_rdp import renyi_divergences
 from sluice.errors import InputError
 
 DpsurReading = Literal["table", "code"]
+
+#: Orders outside are left out, which only loosens the bound: the best one is far inside.
+_USEFUL_ORDERS = (1.1, 512.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,27 +128,38 @@ def paper_dpsur_account(
     return ClaimedAccount(update=update, once=once or dpa.NoOpDpEvent())
 
 
-def conditioning_renyi(mechanism: Dpsur) -> np.ndarray:
-    """Renyi bound of one release at ``CLASSICAL_ORDERS``, by conditioning on acceptance: simple, and huge.
+def conditioning_renyi(mechanism: Dpsur, orders: Sequence[float] = CLASSICAL_ORDERS) -> np.ndarray:
+    """Renyi bound of one release at each order, by conditioning on acceptance: simple, and huge.
 
     Guarantee:
         At least the divergence between the released laws of any two data sets that differ in one record, in both
         directions (docs/accounting.md, section 8.2).
     """
-    step_renyi = classical_renyi(mechanism.step_event)
-    return _selection(mechanism).conditioning_renyi(np.array(CLASSICAL_ORDERS), step_renyi)
+    step = as_release(mechanism.step_event)
+    assert step is not None
+    return _selection(mechanism).conditioning_renyi(np.array(orders), renyi_divergences(step, orders))
 
 
-def provable_renyi(mechanism: Dpsur) -> np.ndarray:
-    """Renyi bound of one release at ``CLASSICAL_ORDERS``: the smaller of the two bounds of section 8, order by order.
+@lru_cache(maxsize=64)
+def provable_renyi(mechanism: Dpsur, orders: tuple[float, ...] = CLASSICAL_ORDERS) -> np.ndarray:
+    """Renyi bound of one release at each order: the smaller of the two bounds of section 8, order by order.
 
     Guarantee:
         At least the divergence between the released laws of any two data sets that differ in one record, in both
         directions (docs/accounting.md, sections 8.2 and 8.3).
     """
     selection = _selection(mechanism)
-    centred = np.array([selection.centred_renyi(order) for order in CLASSICAL_ORDERS])
-    return np.minimum(conditioning_renyi(mechanism), centred)
+    useful = [order for order in orders if _USEFUL_ORDERS[0] <= order <= _USEFUL_ORDERS[1]]
+    centred = np.array([selection.centred_renyi(order) for order in useful])
+    bound = dict(zip(useful, np.minimum(conditioning_renyi(mechanism, useful), centred), strict=True))
+    return np.array([bound.get(order, math.inf) for order in orders])
+
+
+@attr.s(frozen=True, kw_only=True, auto_attribs=True)
+class DpsurDpEvent(dpa.DpEvent):
+    """One release of DPSUR, as its paper prints it. `SelectiveRdpAccountant` reads it, by `provable_renyi`."""
+
+    release: Dpsur
 
 
 def provable_epsilon(

@@ -10,6 +10,7 @@ import numpy as np
 from dp_accounting import rdp
 
 from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
+from sluice.accounting.dpsur import DpsurDpEvent, provable_renyi
 from sluice.accounting.events import as_release
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
@@ -37,6 +38,10 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
     def _maybe_compose(
         self, event: dpa.DpEvent, count: int, do_compose: bool
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        if isinstance(event, DpsurDpEvent):
+            if do_compose and count:
+                self._rdp = self._rdp + count * provable_renyi(event.release, tuple(self._orders))
+            return None
         release = as_release(event)
         if release is None:
             return super()._maybe_compose(event, count, do_compose)

@@ -12,11 +12,12 @@ import typer
 from typer.exceptions import TyperException
 
 from sluice import __version__
-from sluice.cli import accounting, bench, data, reproduce, runs, train
+from sluice.cli import accounting, bench, data, methods, reproduce, runs, train
 from sluice.errors import SluiceError
 
 EXAMPLES = (
     "sluice train --dataset digits --epsilon 3",
+    "sluice methods",
     "sluice verify runs/digits-dpsr-cg-1",
     "sluice certificate runs/digits-dpsr-cg-1",
     "sluice private runs/digits-dpsr-cg-1",
@@ -58,6 +59,7 @@ app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.command()(train.train)
+app.command()(methods.methods)
 app.command()(runs.verify)
 app.command()(runs.certificate)
 app.command()(runs.private)

@@ -55,11 +55,24 @@ def train(
         float | None,
         _option("--hold-out", _DATA, "Keep this share of the training records aside to choose settings with."),
     ] = None,
-    method: Annotated[str | None, _option("--method", _BUDGET, "dpsr-cg (selective release) or dpsgd.")] = None,
+    method: Annotated[
+        str | None, _option("--method", _BUDGET, "dpsr-cg (selective release), dpsgd, ...: see sluice methods.")
+    ] = None,
     epsilon: Annotated[float | None, _option("--epsilon", _BUDGET, "Budget that noise is calibrated to.")] = None,
     delta: Annotated[float | None, _option("--delta", _BUDGET, "Probability with which epsilon may fail.")] = None,
     noise_multiplier: Annotated[
         float | None, _option("--noise-multiplier", _BUDGET, "Noise, if not calibrated: epsilon is what results.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="A setting that only this method has (sluice methods NAME); may be repeated.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
     ] = None,
     releases: Annotated[int | None, _option("--releases", _BUDGET, "Updates to release.")] = None,
     batch_size: Annotated[int | None, _option("--batch-size", _BUDGET, "Expected size of a batch.")] = None,
@@ -165,6 +178,8 @@ def train(
     from sluice.training import recorded_run
 
     overrides = _given_settings(given)
+    if option:
+        overrides["options"] = _options(option)
     operation = _Operation(
         data_dir=data_dir,
         checkpoint_every=checkpoint_every,
@@ -199,6 +214,24 @@ def _given_settings(given: dict[str, Any]) -> dict[str, Any]:
 
     names = {field.name for field in fields(TrainSettings)}
     return {name: value for name, value in given.items() if name in names and value is not None}
+
+
+def _options(given: list[str]) -> dict[str, Any]:
+    """Options as typed: each value is read as JSON where it is that, and as a word otherwise."""
+    import json
+
+    from sluice.errors import InputError
+
+    options: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals or not name:
+            raise InputError(f"option={item!r} is not allowed: write NAME=VALUE, as in -o validation_noise=1.3.")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
 
 
 def _refuse_settings(named: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sluice import validate
 from sluice.errors import InputError
 from sluice.mechanism import Mechanism
-from sluice.methods import dpsgd, dpsgd_hf, dpsgd_ts, dpsr_cg, dpsr_cg_paper, non_private
+from sluice.methods import dpsgd, dpsgd_hf, dpsgd_ts, dpsr_cg, dpsr_cg_paper, dpsur, non_private
 from sluice.methods.base import Method, NoOptions
 from sluice.promise import Promise
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sluice.settings import TrainSettings
 
 METHODS: dict[str, Method] = {
-    module.METHOD.name: module.METHOD for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, non_private)
+    module.METHOD.name: module.METHOD
+    for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, dpsur, non_private)
 }
 
 

@@ -103,7 +103,7 @@ def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> C
         claims = "; ".join(
             f"{claim.label}, {claim.reading} reading: {rounded_up(claim.value)}" for claim in spent.claims
         )
-        return Check(name="epsilon", holds=True, detail=f"none is proved for this gate. {claims}".strip())
+        return Check(name="epsilon", holds=True, detail=f"none is proved. {claims}".strip())
     detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, recomputed from the ledger"
     if header.noise == "seeded":
         detail += "; seeded noise: for experiments only"
