@@ -27,6 +27,7 @@ from sluice.gradients.plan import Unit
 from sluice.gradients.probe import Axes
 from sluice.gradients.rules import Call
 from sluice.gradients.trees import leaves_in
+from sluice.gradients.workspace import Workspace
 
 
 class _Begin(torch.autograd.Function):
@@ -154,6 +155,7 @@ class Watch:
         self._units = units
         self._options = options
         self._axes = axes
+        self._workspace = Workspace()
         self._recording: Recording | None = None
 
     @property
@@ -232,6 +234,8 @@ class Watch:
             batch_axes=axes,
             options=self._options,
             recording=recording,
+            number=number,
+            workspace=self._workspace,
         )
 
     def _check(self, unit: Unit, tensors: list[Tensor], axes: Axes, size: int) -> None:

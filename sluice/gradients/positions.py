@@ -33,6 +33,7 @@ class LinearContribution(Contribution):
         a: the map's input, ``[n, positions, in]``; any strides.
         view: brings the tap's gradient to ``[n, positions, out]``; any strides.
         strategy: "auto", "gram" or "explicit".
+        holds: the loan from which ``a`` or the tap's gradient has its memory.
         kept_bytes: explicit gradients up to this size stay for the weighted sum.
     """
 
@@ -44,10 +45,12 @@ class LinearContribution(Contribution):
         *,
         view: Callable[[Tensor], Tensor] = lambda gradient: gradient,
         rows: slice | None = None,
+        holds: object = None,
         strategy: str = "auto",
         kept_bytes: int = 0,
     ) -> None:
         super().__init__(parameter, rows=rows)
+        self._holds = [holds]
         self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
         self._strategy = strategy
         self._kept_bytes = kept_bytes
@@ -102,4 +105,5 @@ class LinearContribution(Contribution):
         if not isinstance(other, LinearContribution):
             return None
         self._pairs.extend(other._pairs)
+        self._holds.extend(other._holds)
         return self

@@ -11,18 +11,12 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from sluice.errors import UnsupportedModuleError
 from sluice.gradients.contributions import ExplicitContribution, Tap
 from sluice.gradients.positions import LinearContribution, gram_is_cheaper
-from sluice.gradients.recurrent_cells import (
-    Cell,
-    GRUCell,
-    Lengths,
-    LSTMCell,
-    Memory,
-    PlainCell,
-    Weights,
-)
+from sluice.gradients.recurrent_cells import Cell, GRUCell, LSTMCell, PlainCell
 from sluice.gradients.recurrent_layer import RecurrentLayer
+from sluice.gradients.recurrent_memory import Borrowed, Lengths, Memory, Weights
 from sluice.gradients.recurrent_weights import FusedContribution, FusedGradients, SortedBatch, pick
 from sluice.gradients.rules import Call, Rule, register
+from sluice.gradients.workspace import Loan
 
 
 class RecurrentRule(Rule):
@@ -65,19 +59,19 @@ class RecurrentRule(Rule):
         suffixes = [f"_l{layer}", f"_l{layer}_reverse"][: 2 if module.bidirectional else 1]
         weights = _weights(module, cell, suffixes)
         here = SortedBatch(x=x, lengths=batch.lengths, to_sorted=batch.to_sorted, to_original=batch.to_original)
-        steps, n, features = x.shape
-        memory = Memory(cell, weights, steps, n, features, ragged=batch.lengths.each is not None)
+        borrowed = _borrowed(cell, weights, x, batch.lengths, call, layer, module.mode)
+        memory, steps = borrowed.memory, x.shape[0]
         offset, tap = _zero_tap(call, memory.z)
         projection, state_tap = x.new_empty(0), None
         if any(call.trainable(getattr(module, f"weight_hr{suffix}", None)) for suffix in suffixes):
             projection, state_tap = _zero_tap(call, memory.h[:, 1:])
-        result = RecurrentLayer.apply(cell, weights, batch.lengths, memory, x, *first, offset, projection)
+        result = RecurrentLayer.apply(cell, weights, borrowed, x, *first, offset, projection)
         for direction, suffix in enumerate(suffixes):
-            shared = FusedGradients(tap, direction, memory, cell, here, call.options.kept_bytes)
+            shared = FusedGradients(tap, direction, borrowed, cell, here, call.options.kept_bytes)
             for state in (False, True):
                 _contribute(module, suffix, state, shared, tap, steps, call)
             if state_tap is not None:
-                _contribute_projection(module, suffix, state_tap, direction, memory, here, call)
+                _contribute_projection(module, suffix, state_tap, direction, borrowed, here, call)
         return result
 
 
@@ -96,23 +90,43 @@ def _contribute(
 
 
 def _contribute_projection(
-    module: Any, suffix: str, tap: Tap, direction: int, memory: Memory, batch: SortedBatch, call: Call
+    module: Any, suffix: str, tap: Tap, direction: int, borrowed: Borrowed, batch: SortedBatch, call: Call
 ) -> None:
     weight = getattr(module, f"weight_hr{suffix}")
     if not call.trainable(weight):
         return
-    assert memory.projected is not None
-    to_original = batch.to_original
+    projected, to_original = borrowed.memory.projected, batch.to_original
+    assert projected is not None
     call.contribute(
         LinearContribution(
             weight,
             tap,
-            pick(memory.projected[direction].transpose(0, 1), to_original),
+            pick(projected[direction].transpose(0, 1), to_original),
             view=lambda d: pick(d[direction].transpose(0, 1), to_original),
+            holds=borrowed,
             strategy=call.strategy,
             kept_bytes=call.options.kept_bytes,
         )
     )
+
+
+def _borrowed(cell: Cell, weights: Weights, x: Tensor, lengths: Lengths, call: Call, layer: int, mode: str) -> Borrowed:
+    """Buffers for one layer, those of the chunk before where they have the same size. Padding needs new ones."""
+    steps, n, features = x.shape
+
+    def make() -> Memory:
+        lstm = isinstance(cell, LSTMCell)
+        return Memory(lengths, weights, n=n, in_features=features, gates=cell.gates, lstm=lstm)
+
+    if lengths.each is not None:
+        return Borrowed(Loan(make()))
+
+    def fits(kept: Memory) -> bool:
+        directions, columns, width = weights.fused.shape
+        return kept.z.shape == (directions, steps, n, width) and kept.inputs.shape[3] == columns
+
+    key = (call.name, call.number, layer, mode, weights.fused.dtype, weights.fused.device)
+    return Borrowed(call.workspace.borrow(key, make, fits=fits, size=steps * n))
 
 
 def _zero_tap(call: Call, like: Tensor) -> tuple[Tensor, Tap]:

@@ -1,40 +1,27 @@
 """One step of an LSTM, GRU or plain recurrent cell, forward and backward, in place on buffers that hold all steps.
 
-Everything is time-major with the directions of a layer stacked in front, ``[directions, time, n, features]``; the
-backward direction has its time reversed on entry, for each sample at its own length. Input and previous state lie
-side by side in one buffer, so a step is one batched product with the fused weight ``[in + hidden, gates * hidden]``,
-in the forward loop and in the backward loop alike. The activations are overwritten by the pre-activation gradients.
+Input and previous state lie side by side in one buffer, so a step is one batched product with the fused weight
+``[in + hidden, gates * hidden]``, in the forward loop and in the backward loop alike. The activations are overwritten
+by the pre-activation gradients.
 
-Samples must be sorted by decreasing length: a step then works on the first ``active[t]`` of them.
+PyTorch's tanh takes three times as long as its sigmoid, so ``tanh(x) = 2 sigmoid(2 x) - 1`` is used
+in LSTMs. Its rounding error is that of a number near 1 (6e-8) however small the result is; a cell that is ``exact``
+calls tanh itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sluice.gradients.recurrent_memory import Memory
+
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """One layer's parameters, both directions stacked, in the cell's own gate order.
-
-    Attributes:
-        fused: ``[directions, in + state, gates * hidden]``.
-        bias: ``[directions, 1, gates * hidden]``.
-        projection: ``[directions, hidden, state]`` of an LSTM with ``proj_size``, else None.
-    """
-
-    fused: Tensor
-    bias: Tensor
-    projection: Tensor | None
 
 
 class Cell(ABC):
@@ -44,18 +31,25 @@ class Cell(ABC):
         gates: pre-activations for each hidden unit.
         input_order, state_order: which of the cell's pre-activation blocks are the blocks of ``weight_ih`` and of
             ``weight_hh``, in the order in which PyTorch stores those.
+        doubled: the block that `forward` expects to be twice the pre-activation, if any.
+        exact: whether small values of tanh keep all their digits; where not, `exactly` gives a cell that does so.
     """
 
     gates: int
     input_order: tuple[int, ...]
     state_order: tuple[int, ...]
+    doubled: int | None = None
+    exact: bool = True
+
+    def exactly(self) -> Cell:
+        return self
 
     @abstractmethod
-    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
+    def forward(self, memory: Memory) -> Callable[[int], None]:
         """A function that turns step t's pre-activations into activations and writes the state after it."""
 
     @abstractmethod
-    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
+    def backward(self, memory: Memory) -> Callable[[int, Tensor], None]:
         """A function that turns step t's activations into pre-activation gradients, given that of the state, dh.
 
         A gradient that passes the cell by, on to the state before, is left in dh.
@@ -67,47 +61,6 @@ class Cell(ABC):
         return torch.cat([within + block * hidden for block in order])
 
 
-class Memory:
-    """What one layer's forward loop leaves for its backward loop.
-
-    Attributes:
-        inputs: ``[directions, time + 1, n, in + state]``; step t's input and the state before it.
-        h: the states in it.
-        z: ``[directions, time, n, gates * hidden]``: activations, then pre-activation gradients.
-        c, tanh_c: an LSTM's cell states (``time + 1`` of them) and their tanh.
-        dc: gradient of an LSTM's cell state during the backward loop.
-        projected: an LSTM's states before the projection.
-        spent: whether the backward loop has run, after which the activations are gone.
-    """
-
-    def __init__(self, cell: Cell, weights: Weights, steps: int, n: int, in_features: int, *, ragged: bool) -> None:
-        directions, columns, width = weights.fused.shape
-        self.hidden = width // cell.gates
-        self.state = columns - in_features
-        empty = weights.fused.new_empty
-        # Steps after a sample's end are never computed, and must count as zero.
-        padded = weights.fused.new_zeros if ragged else empty
-        self.inputs = padded(directions, steps + 1, n, columns)
-        self.h = self.inputs[..., in_features:]
-        self.z = padded(directions, steps, n, width)
-        self.projection = weights.projection
-        self.projected = None if weights.projection is None else padded(directions, steps, n, self.hidden)
-        self.spent = False
-        is_lstm = isinstance(cell, LSTMCell)
-        self.c = empty(directions, steps + 1, n, self.hidden if is_lstm else 0)
-        self.tanh_c = empty(directions, steps, n, self.hidden if is_lstm else 0)
-        self.dc = empty(0)
-
-    def blocks(self, lengths: Lengths, first: int, count: int = 1) -> list[Tensor]:
-        """Some neighbouring blocks of z, for each step."""
-        return lengths.steps(self.z[..., first * self.hidden : (first + count) * self.hidden])
-
-    def scratch(self, lengths: Lengths, blocks: int) -> list[list[Tensor]]:
-        """A buffer of that many blocks that every step uses again: the whole of it, then block by block."""
-        buffer = self.z.new_empty(self.z.shape[0], self.z.shape[2], blocks * self.hidden)
-        return [lengths.running(buffer), *(lengths.running(part) for part in buffer.split(self.hidden, -1))]
-
-
 class LSTMCell(Cell):
     """Blocks i, f, o, g: the three sigmoids are one contiguous run."""
 
@@ -115,31 +68,48 @@ class LSTMCell(Cell):
     input_order = (0, 1, 3, 2)
     state_order = (0, 1, 3, 2)
 
-    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
-        i, f, o, g = (memory.blocks(lengths, block) for block in range(4))
-        sigmoids = memory.blocks(lengths, 0, 3)
-        before, c = lengths.steps(memory.c), lengths.steps(memory.c, 1)
-        tanh_c, h = lengths.steps(memory.tanh_c), lengths.steps(memory.h, 1)
-        unprojected = h if memory.projected is None else lengths.steps(memory.projected)
-        projection = memory.projection
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
+        self.doubled = None if exact else 3
+
+    def exactly(self) -> Cell:
+        return LSTMCell(exact=True)
+
+    def forward(self, memory: Memory) -> Callable[[int], None]:
+        i, f, o, g = (memory.blocks(block) for block in range(4))
+        z, sigmoids, exact = memory.lengths.steps(memory.z), memory.blocks(0, 3), self.exact
+        before, c = memory.lengths.steps(memory.c), memory.lengths.steps(memory.c, 1)
+        tanh_c, h = memory.lengths.steps(memory.tanh_c), memory.lengths.steps(memory.h, 1)
+        unprojected = h if memory.projected is None else memory.lengths.steps(memory.projected)
+        minus_one = memory.z.new_tensor(-1.0)
 
         def step(t: int) -> None:
-            sigmoids[t].sigmoid_()
-            g[t].tanh_()
+            if exact:
+                sigmoids[t].sigmoid_()
+                g[t].tanh_()
+            else:
+                z[t].sigmoid_()
+                torch.add(minus_one, g[t], alpha=2, out=g[t])
             torch.mul(f[t], before[t], out=c[t]).addcmul_(i[t], g[t])
-            torch.tanh(c[t], out=tanh_c[t])
+            if exact:
+                torch.tanh(c[t], out=tanh_c[t])
+            else:
+                torch.mul(c[t], 2, out=tanh_c[t]).sigmoid_()
+                torch.add(minus_one, tanh_c[t], alpha=2, out=tanh_c[t])
             torch.mul(o[t], tanh_c[t], out=unprojected[t])
-            if projection is not None:
-                h[t].copy_(torch.bmm(unprojected[t], projection))
 
         return step
 
-    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
-        i, f, o, g = (memory.blocks(lengths, block) for block in range(4))
-        sigmoids = memory.blocks(lengths, 0, 3)
-        raw_sigmoids, raw_i, raw_f, raw_o = memory.scratch(lengths, 3)
-        raw_g, _ = memory.scratch(lengths, 1)
-        c, tanh_c, dcs = lengths.steps(memory.c), lengths.steps(memory.tanh_c), lengths.running(memory.dc)
+    def backward(self, memory: Memory) -> Callable[[int, Tensor], None]:
+        i, f, o, g = (memory.blocks(block) for block in range(4))
+        sigmoids = memory.blocks(0, 3)
+        raw_sigmoids, raw_i, raw_f, raw_o = memory.scratch(3)
+        raw_g, _ = memory.scratch(1)
+        c, tanh_c, dcs = (
+            memory.lengths.steps(memory.c),
+            memory.lengths.steps(memory.tanh_c),
+            memory.lengths.running(memory.dc),
+        )
 
         def step(t: int, dh: Tensor) -> None:
             dc, partial = dcs[t], raw_g[t]
@@ -163,11 +133,11 @@ class GRUCell(Cell):
     input_order = (0, 1, 2)
     state_order = (0, 1, 3)
 
-    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
-        reset, update, new, from_state = (memory.blocks(lengths, block) for block in range(4))
-        sigmoids = memory.blocks(lengths, 0, 2)
-        before, h = lengths.steps(memory.h), lengths.steps(memory.h, 1)
-        difference, _ = memory.scratch(lengths, 1)
+    def forward(self, memory: Memory) -> Callable[[int], None]:
+        reset, update, new, from_state = (memory.blocks(block) for block in range(4))
+        sigmoids = memory.blocks(0, 2)
+        before, h = memory.lengths.steps(memory.h), memory.lengths.steps(memory.h, 1)
+        difference, _ = memory.scratch(1)
 
         def step(t: int) -> None:
             sigmoids[t].sigmoid_()
@@ -177,12 +147,12 @@ class GRUCell(Cell):
 
         return step
 
-    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
-        reset, update, new, from_state = (memory.blocks(lengths, block) for block in range(4))
-        sigmoids = memory.blocks(lengths, 0, 2)
-        before = lengths.steps(memory.h)
-        raw_sigmoids, raw_reset, raw_update = memory.scratch(lengths, 2)
-        raw_new, _ = memory.scratch(lengths, 1)
+    def backward(self, memory: Memory) -> Callable[[int, Tensor], None]:
+        reset, update, new, from_state = (memory.blocks(block) for block in range(4))
+        sigmoids = memory.blocks(0, 2)
+        before = memory.lengths.steps(memory.h)
+        raw_sigmoids, raw_reset, raw_update = memory.scratch(2)
+        raw_new, _ = memory.scratch(1)
 
         def step(t: int, dh: Tensor) -> None:
             torch.sub(before[t], new[t], out=raw_update[t]).mul_(dh)
@@ -206,8 +176,8 @@ class PlainCell(Cell):
     def __init__(self, nonlinearity: str) -> None:
         self.relu = nonlinearity == "relu"
 
-    def forward(self, memory: Memory, lengths: Lengths) -> Callable[[int], None]:
-        z, h = lengths.steps(memory.z), lengths.steps(memory.h, 1)
+    def forward(self, memory: Memory) -> Callable[[int], None]:
+        z, h = memory.lengths.steps(memory.z), memory.lengths.steps(memory.h, 1)
 
         def step(t: int) -> None:
             if self.relu:
@@ -217,8 +187,8 @@ class PlainCell(Cell):
 
         return step
 
-    def backward(self, memory: Memory, lengths: Lengths) -> Callable[[int, Tensor], None]:
-        z, h = lengths.steps(memory.z), lengths.steps(memory.h, 1)
+    def backward(self, memory: Memory) -> Callable[[int, Tensor], None]:
+        z, h = memory.lengths.steps(memory.z), memory.lengths.steps(memory.h, 1)
 
         def step(t: int, dh: Tensor) -> None:
             if self.relu:
@@ -227,57 +197,3 @@ class PlainCell(Cell):
                 _tanh_backward(dh, h[t], grad_input=z[t])
 
         return step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """How long each sample is; samples are sorted by decreasing length.
-
-    Attributes:
-        active: number of samples that are still running at each step.
-        each: length of each sample, ``[n]``; None where all are as long as the longest.
-    """
-
-    active: tuple[int, ...]
-    each: Tensor | None
-
-    def steps(self, buffer: Tensor, start: int = 0) -> list[Tensor]:
-        """What each step sees of a buffer ``[directions, time, n, features]``: its own time, samples still running.
-
-        One call for all steps: taking views one by one inside the loop would cost as much as the arithmetic.
-        """
-        views = buffer.unbind(1)[start : start + len(self.active)]
-        if self.each is None:
-            return list(views)
-        return [view[:, :n] for view, n in zip(views, self.active, strict=True)]
-
-    def running(self, buffer: Tensor) -> list[Tensor]:
-        """The part of one buffer ``[directions, n, features]``, used again by every step, that each step sees."""
-        return [buffer] * len(self.active) if self.each is None else [buffer[:, :n] for n in self.active]
-
-    def add_reversed(self, target: Tensor, source: Tensor) -> None:
-        """Add to ``[time, n, features]`` another with each sample's own steps in reverse order, padding in place."""
-        if self.each is None:
-            torch._foreach_add_(target.unbind(0), source.unbind(0)[::-1])
-        else:
-            target += self._gathered(source)
-
-    def copy_reversed(self, target: Tensor, source: Tensor) -> None:
-        """The same, overwriting the target."""
-        if self.each is None:
-            torch._foreach_copy_(target.unbind(0), source.unbind(0)[::-1])
-        else:
-            target.copy_(self._gathered(source))
-
-    def _gathered(self, source: Tensor) -> Tensor:
-        assert self.each is not None
-        steps = torch.arange(source.shape[0], device=source.device).unsqueeze(1)
-        mirrored = self.each - 1 - steps
-        index = torch.where(mirrored >= 0, mirrored, steps)
-        return source.gather(0, index.unsqueeze(2).expand_as(source))
-
-    def last(self, states: Tensor) -> Tensor:
-        """The state after each sample's own last step, from ``[directions, time + 1, n, features]``."""
-        if self.each is None:
-            return states[:, -1].clone()
-        return states[:, self.each, torch.arange(self.each.shape[0], device=states.device)]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sluice.errors import InputError
-from sluice.gradients.recurrent_cells import Cell, GRUCell, Lengths, LSTMCell, Memory, Weights
+from sluice.gradients.recurrent_cells import Cell, GRUCell, LSTMCell
+from sluice.gradients.recurrent_memory import Borrowed, Lengths, Memory, Weights
+
+#: A cell whose tanh is not exact runs again, exactly, where some sample's last states are smaller than this (their root
+#: mean square): an error of 6e-8 in each of them could be seen in the norm of its gradient.
+_SMALL_STATES = 0.01
 
 
 class RecurrentLayer(torch.autograd.Function):
@@ -23,8 +29,7 @@ class RecurrentLayer(torch.autograd.Function):
         ctx: Any,
         cell: Cell,
         weights: Weights,
-        lengths: Lengths,
-        memory: Memory,
+        borrowed: Borrowed,
         x: Tensor,
         h0: Tensor,
         c0: Tensor,
@@ -32,6 +37,7 @@ class RecurrentLayer(torch.autograd.Function):
         state_offset: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
+        memory, lengths = borrowed.memory, borrowed.memory.lengths
         features, directions = x.shape[2], weights.fused.shape[0]
         memory.inputs[0, :-1, :, :features] = x
         if directions == 2:
@@ -40,73 +46,119 @@ class RecurrentLayer(torch.autograd.Function):
         memory.h[:, 0] = h0
         if isinstance(cell, LSTMCell):
             memory.c[:, 0] = c0
-        z, inputs, advance = lengths.steps(memory.z), lengths.steps(memory.inputs), cell.forward(memory, lengths)
-        for t in range(len(lengths.active)):
-            torch.baddbmm(weights.bias, inputs[t], weights.fused, out=z[t])
-            advance(t)
-        ctx.cell, ctx.weights, ctx.lengths, ctx.memory, ctx.features = cell, weights, lengths, memory, features
+        _forward_loop(cell, memory)(weights)
+        h_n = lengths.last(memory.h)
+        if not cell.exact and _any_small(h_n):
+            _forward_loop(cell.exactly(), memory)(weights)
+            h_n = lengths.last(memory.h)
+        ctx.cell, ctx.weights, ctx.borrowed, ctx.features = cell, weights, borrowed, features
         states = memory.h[:, 1:]
         y = x.new_empty(*x.shape[:2], directions * memory.state)
         y[..., : memory.state] = states[0]
         if directions == 2:
             lengths.copy_reversed(y[..., memory.state :], states[1])
         c_n = lengths.last(memory.c) if isinstance(cell, LSTMCell) else x.new_empty(0)
-        return y, lengths.last(memory.h), c_n
+        return y, h_n, c_n
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        cell, weights, lengths, memory = ctx.cell, ctx.weights, ctx.lengths, ctx.memory
-        if memory.spent:
+        cell, weights, borrowed = ctx.cell, ctx.weights, ctx.borrowed
+        if borrowed.spent:
             raise InputError("A recorded recurrent layer can be differentiated once; run the forward pass again.")
-        memory.spent = True
+        borrowed.spent = True
+        memory, lengths = borrowed.memory, borrowed.memory.lengths
         dy, dh_n, dc_n = gradients
         directions, steps, total, _ = memory.z.shape
-        dh = memory.z.new_zeros(directions, total, memory.state) if dh_n is None else dh_n.clone()
-        if isinstance(cell, LSTMCell):
-            zero = memory.z.new_zeros
-            memory.dc = zero(directions, total, memory.hidden) if dc_n is None else dc_n.clone()
-        incoming = None if dy is None else lengths.steps(_by_direction(dy, directions, lengths))
-        dstates = memory.z.new_zeros(directions, steps, total, memory.state) if ctx.needs_input_grad[8] else None
-        wants_x = ctx.needs_input_grad[4]
-        skipped = ctx.features if wants_x else 0
-        transposed = weights.fused[:, ctx.features - skipped :].transpose(1, 2).contiguous()
-        new = memory.z.new_zeros if lengths.each is not None else memory.z.new_empty
-        back = new(directions, steps if wants_x else 1, total, transposed.shape[2])
-        rows = lengths.steps(back if wants_x else back.expand(-1, steps, -1, -1))
-        onward = lengths.steps((back if wants_x else back.expand(-1, steps, -1, -1))[..., skipped:])
-        z, running, retreat = lengths.steps(memory.z), lengths.running(dh), cell.backward(memory, lengths)
-        passes_by = isinstance(cell, GRUCell)
-        already_added = False
-        for t in range(steps - 1, -1, -1):
-            now = running[t]
-            if incoming is not None and not already_added:
-                now.add_(incoming[t])
-            if dstates is not None:
-                dstates[:, t, : now.shape[1]] = now
-            retreat(t, now if weights.projection is None else torch.bmm(now, weights.projection.transpose(1, 2)))
-            torch.bmm(z[t], transposed, out=rows[t])
-            already_added = t > 0 and lengths.each is None and not passes_by
-            if already_added and incoming is not None:
-                torch.add(onward[t], incoming[t - 1], out=now)
-            elif passes_by:
-                now.add_(onward[t])
-            else:
-                now.copy_(onward[t])
+        for buffer, given in ((memory.dh, dh_n), (memory.dc, dc_n)):
+            buffer.zero_() if given is None else buffer.copy_(given)
+        if dy is not None:
+            _by_direction(dy, memory.buffer("incoming", directions, steps, total, memory.state), lengths)
+        dstates = memory.z.new_zeros(directions, steps, total, memory.state) if ctx.needs_input_grad[7] else None
+        wants_x = ctx.needs_input_grad[3]
+        _backward_loop(cell, memory, has_dy=dy is not None, features=ctx.features if wants_x else 0)(weights, dstates)
         dx = None
         if wants_x:
-            dx = back[0, ..., : ctx.features]
+            back = memory.buffer("back", directions, steps, total, ctx.features + memory.state)[..., : ctx.features]
+            dx = back[0].clone(memory_format=torch.contiguous_format)
             if directions == 2:
-                dx = dx.contiguous()
-                lengths.add_reversed(dx, back[1, ..., : ctx.features])
-        dc = memory.dc if isinstance(cell, LSTMCell) else None
-        return None, None, None, None, dx, dh, dc, memory.z, dstates
+                lengths.add_reversed(dx, back[1])
+        dc = memory.dc.clone() if isinstance(cell, LSTMCell) else None
+        return None, None, None, dx, memory.dh.clone(), dc, memory.z, dstates
 
 
-def _by_direction(dy: Tensor, directions: int, lengths: Lengths) -> Tensor:
-    if directions == 1:
-        return dy.unsqueeze(0)
-    state = dy.shape[2] // 2
-    result = dy.new_empty(2, *dy.shape[:2], state)
-    result[0] = dy[..., :state]
-    lengths.copy_reversed(result[1], dy[..., state:])
-    return result
+def _forward_loop(cell: Cell, memory: Memory) -> Callable[[Weights], None]:
+    def make() -> Callable[[Weights], None]:
+        lengths, advance = memory.lengths, cell.forward(memory)
+        z, inputs, h = lengths.steps(memory.z), lengths.steps(memory.inputs), lengths.steps(memory.h, 1)
+        unprojected = [] if memory.projected is None else lengths.steps(memory.projected)
+        doubled = (
+            None if cell.doubled is None else slice(cell.doubled * memory.hidden, (cell.doubled + 1) * memory.hidden)
+        )
+
+        def run(weights: Weights) -> None:
+            fused, bias, projection = weights.fused, weights.bias, weights.projection
+            if doubled is not None:
+                fused, bias = fused.clone(), bias.clone()
+                fused[..., doubled] *= 2
+                bias[..., doubled] *= 2
+            for t in range(len(z)):
+                torch.baddbmm(bias, inputs[t], fused, out=z[t])
+                advance(t)
+                if projection is not None:
+                    h[t].copy_(torch.bmm(unprojected[t], projection))
+
+        return run
+
+    return memory.cached(("forward", cell.exact), make)
+
+
+def _backward_loop(
+    cell: Cell, memory: Memory, *, has_dy: bool, features: int
+) -> Callable[[Weights, Tensor | None], None]:
+    """From the last step to the first; ``features`` is the width of the input if its gradient is wanted, else 0."""
+
+    def make() -> Callable[[Weights, Tensor | None], None]:
+        lengths, retreat = memory.lengths, cell.backward(memory)
+        directions, steps, total, _ = memory.z.shape
+        incoming = lengths.steps(memory.buffer("incoming", directions, steps, total, memory.state)) if has_dy else None
+        shape = (directions, steps if features else 1, total, features + memory.state)
+        back = memory.buffer("back", *shape).expand(-1, steps, -1, -1)
+        rows, onward = lengths.steps(back), lengths.steps(back[..., features:])
+        z, running = lengths.steps(memory.z), lengths.running(memory.dh)
+        passes_by = isinstance(cell, GRUCell)
+
+        def run(weights: Weights, dstates: Tensor | None) -> None:
+            transposed = weights.fused[:, -shape[-1] :].transpose(1, 2).contiguous()
+            already_added = False
+            for t in range(steps - 1, -1, -1):
+                now = running[t]
+                if incoming is not None and not already_added:
+                    now.add_(incoming[t])
+                if dstates is not None:
+                    dstates[:, t, : now.shape[1]] = now
+                retreat(t, now if weights.projection is None else torch.bmm(now, weights.projection.transpose(1, 2)))
+                torch.bmm(z[t], transposed, out=rows[t])
+                already_added = t > 0 and lengths.each is None and not passes_by
+                if already_added and incoming is not None:
+                    torch.add(onward[t], incoming[t - 1], out=now)
+                elif passes_by:
+                    now.add_(onward[t])
+                else:
+                    now.copy_(onward[t])
+
+        return run
+
+    return memory.cached(("backward", has_dy, features), make)
+
+
+def _any_small(states: Tensor) -> bool:
+    """Whether the states ``[directions, n, features]`` of some sample are small, and not all exactly zero."""
+    each = torch.linalg.vector_norm(states, dim=(0, 2))
+    return bool(((each < _SMALL_STATES * (states[:, 0].numel() if len(each) else 0) ** 0.5) & (each > 0)).any())
+
+
+def _by_direction(dy: Tensor, into: Tensor, lengths: Lengths) -> None:
+    state = into.shape[3]
+    into[0] = dy[..., :state]
+    if into.shape[0] == 2:
+        lengths.copy_reversed(into[1], dy[..., state:])

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
 from sluice.gradients.positions import LinearContribution
-from sluice.gradients.recurrent_cells import Cell, Lengths, Memory
+from sluice.gradients.recurrent_cells import Cell
+from sluice.gradients.recurrent_memory import Borrowed, Lengths
 
 # Per-sample gradients that are not kept are formed in pieces that stay in a core's cache.
 _PIECE_BYTES = 2**20
@@ -43,9 +44,11 @@ class FusedGradients:
     """
 
     def __init__(
-        self, tap: Tap, direction: int, memory: Memory, cell: Cell, batch: SortedBatch, kept_bytes: int
+        self, tap: Tap, direction: int, borrowed: Borrowed, cell: Cell, batch: SortedBatch, kept_bytes: int
     ) -> None:
         self._tap = tap
+        self._borrowed = borrowed
+        memory = borrowed.memory
         self._direction = direction
         self._inputs = memory.inputs[direction, :-1]
         self._cell = cell
@@ -86,7 +89,9 @@ class FusedGradients:
         if self._norms is None:
             n, size = self.d.shape[1], self._inputs.shape[2] * self.d.shape[2] * self.d.element_size()
             if keep and n * size <= self._kept_bytes:
-                self._kept = self._form(slice(None))
+                shape = (n, self._inputs.shape[2], self.d.shape[2])
+                buffer = self._borrowed.memory.buffer(f"kept {self._direction}", *shape)
+                self._kept = self._form(slice(None), out=buffer)
                 both = [squared_norms(self._kept[:, self.rows(part)]) for part in (False, True)]
             else:
                 both = self._norms_in_pieces(max(1, _PIECE_BYTES // max(1, size)))
@@ -147,6 +152,7 @@ class FusedGradients:
             self._tap,
             pick(self._inputs[..., self.rows(state)].transpose(0, 1), to_original),
             view=lambda d: pick(d[direction].transpose(0, 1), to_original).index_select(2, columns),
+            holds=self._borrowed,
             strategy=strategy,
             kept_bytes=self._kept_bytes,
         )

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from sluice.gradients.contributions import Contribution, Tap
 from sluice.gradients.options import GradientOptions
+from sluice.gradients.workspace import Workspace
 
 if TYPE_CHECKING:
     from sluice.gradients.capture import Recording
@@ -45,6 +46,8 @@ class Call:
         batch_size: number of samples in this forward pass.
         batch_axes: for each tensor among the arguments (in the order of `sluice.gradients.trees.leaves_in`), the
             axis that holds the samples, found by probing with two batch sizes; None where no axis does.
+        number: how often the module was called before in this forward pass.
+        workspace: where large buffers can be borrowed.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Call:
     batch_axes: tuple[int | None, ...]
     options: GradientOptions
     recording: Recording
+    number: int
+    workspace: Workspace
 
     def tap(self, z: Tensor) -> tuple[Tensor, Tap]:
         """Ask for the loss's derivative at z. The returned tensor must be used in place of z from here on."""

@@ -97,7 +97,7 @@ def weight_normed() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, bias=False)), nn.Tanh(), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("n", [0, 1, 7])
+@pytest.mark.parametrize("n", [0, 1, 7, 64])
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

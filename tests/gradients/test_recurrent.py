@@ -14,6 +14,7 @@ from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampl
 from sluice.gradients.capture import Recording
 from sluice.gradients.recurrent import RecurrentRule
 from sluice.gradients.rules import Call
+from sluice.gradients.workspace import Workspace
 
 KINDS = ["LSTM", "GRU", "tanh", "relu"]
 
@@ -43,6 +44,8 @@ def recorded(module: nn.Module, *inputs: object, n: int) -> tuple[object, Record
         batch_axes=(0,),
         options=GradientOptions(),
         recording=recording,
+        number=0,
+        workspace=Workspace(),
     )
     return RecurrentRule().record(module, call), recording
 
@@ -249,3 +252,31 @@ def test_second_backward_through_one_recording_is_refused():
     torch.autograd.grad(y.sum(), x, retain_graph=True)
     with pytest.raises(ValueError, match="differentiated once"):
         torch.autograd.grad(y.sum(), x)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("strategy", ["gram", "explicit"])
+@pytest.mark.parametrize("kept_bytes", [1, 2**26])
+@pytest.mark.parametrize("projected", [0, 2])
+def test_chunks_that_are_held_keep_their_gradients(reaching_loss, strategy, kept_bytes, projected):
+    """Buffers are used again by the next chunk, but not while somebody may still ask for what is in them."""
+    model = Reader(nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True, proj_size=projected))
+    x, y = torch.randn(12, 5, 3), torch.randn(12)
+    options = GradientOptions(chunk_size=4, strategy={"rnn": strategy}, kept_bytes=kept_bytes)
+    engine = PerSampleGradients(model, options=options)
+    norms, expected = engine.weighted_sum(x, y, reaching_loss, lambda n: torch.ones_like(n))
+    chunks = list(engine.chunks(x, y, reaching_loss))
+    sums = engine.zeros()
+    found = [chunk.norms for chunk in reversed(chunks)][::-1]
+    for chunk in chunks:
+        chunk.add_weighted_sum(torch.ones(4), into=sums)
+    torch.testing.assert_close(torch.cat(found), norms)
+    for name, value in expected.items():
+        torch.testing.assert_close(sums[name], value, msg=name)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4])
+def test_small_states_keep_their_digits(matches, reaching_loss, size):
+    """Without biases the whole gradient is proportional to inputs and states, however small they are."""
+    rnn = nn.LSTM(3, 8, batch_first=True, bidirectional=True, bias=False)
+    matches(Reader(rnn), size * torch.randn(7, 12, 3), torch.randn(7), reaching_loss)
