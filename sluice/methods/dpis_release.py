@@ -1,0 +1,133 @@
+"""One release of DPIS: candidates, thinned by their norms, and two statistics of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sluice.noise import noisy_sum
+from sluice.procedure import Procedure
+from sluice.sampling import PoissonSampler
+from sluice.scaling import MARGIN
+from sluice.workbench import Loss, Workbench
+
+if TYPE_CHECKING:
+    from sluice.methods.dpis import ImportanceSampling
+
+# No candidate is kept more rarely than this, and none has a weight above 1 / (LEAST_SHARE C): rounding errors of tiny
+# norms are not blown up. The estimate stays unbiased, because the gradient of a record kept so often is not lengthened to C.
+LEAST_SHARE = 2.0**-10
+
+# C stays within this factor of the first one, whatever the noise says.
+CLIP_RANGE = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What each candidate's norm makes of it.
+
+    Attributes:
+        keep: probability of being kept: min(norm, C) / C, at least `LEAST_SHARE`. Also the first statistic.
+        weight: with it a kept gradient has length 1 (C, in units of C), or less where ``keep`` is at its least.
+        clipped: the second statistic: 1/2 for norms above C, else -1/2.
+    """
+
+    keep: Tensor
+    weight: Tensor
+    clipped: Tensor
+
+
+def shares(norms: Tensor, *, clip_norm: float) -> Shares:
+    """From norms to shares, each by itself, in float64.
+
+    Guarantee:
+        For every norm, also with an error of 1e-5 in it: ``weight * norm <= 1`` and ``0 < keep <= 1``. ``keep * weight * C``
+        is the weight of clipping, ``min(1, C / norm)``, but for the margin of the scaling rules. Not finite norms count as
+        0: kept at the least rate, contributing nothing, not clipped.
+    """
+    exact = norms.detach().double().cpu()
+    exact = torch.where(exact.isfinite(), exact, 0.0)
+    long_enough = exact.clamp(min=LEAST_SHARE * clip_norm)
+    return Shares(
+        keep=(long_enough / clip_norm).clamp(max=1.0),
+        weight=(1 - MARGIN) / long_enough,
+        clipped=torch.where(exact > clip_norm, 0.5, -0.5).double(),
+    )
+
+
+class ImportanceReleaser(Procedure):
+    """Makes the releases of DPIS.
+
+    Attributes:
+        mean_share: the public estimate of the mean of min(norm, C) / C. Times N C it is the normaliser of the paper.
+        clip_norm: the present C; public.
+
+    Guarantee:
+        Given what was released before, one release is a Poisson sample at a rate of at most ``promise.sample_rate``, and
+        sums over it to which one record adds at most 1, 1 and 1/2, with normal noise of ``noise_multiplier``,
+        ``norm_noise`` and ``count_noise`` (docs/methods-dpis.md, section 3). Divisors are public. Which candidates were
+        kept is a coin of each record's own.
+    """
+
+    def __init__(self, promise: ImportanceSampling, bench: Workbench) -> None:
+        super().__init__(releases=promise.releases, bench=bench)
+        self.promise = promise
+        self.mean_share = 1.0
+        self.clip_norm = promise.first_clip_norm
+
+    def make_release(self, loss: Loss) -> None:
+        self.require_more()
+        promise = self.promise
+        rate = promise.rate_at(self.mean_share)
+        sampler = PoissonSampler(dataset_size=self.bench.dataset_size, sample_rate=rate, source=self.noise)
+        candidates = sampler.sample()
+        raw_sum, raw_shares, raw_clipped, kept = self._measure(candidates, loss)
+        self.put_on_record()
+        noisy_sum(list(raw_sum.values()), noise_multiplier=promise.noise_multiplier, sensitivity=1.0, noise=self.noise)
+        noisy_sum([raw_shares], noise_multiplier=promise.norm_noise, sensitivity=1.0, noise=self.noise)
+        noisy_sum([raw_clipped], noise_multiplier=2 * promise.count_noise, sensitivity=0.5, noise=self.noise)
+        expected = rate * promise.dataset_size
+        released = {name: noisy.mul_(promise.first_clip_norm / expected) for name, noisy in raw_sum.items()}
+        self._adapt(share=float(raw_shares) / expected, clipped=0.5 + float(raw_clipped) / expected)
+        self.count(attempts=1, measured=len(candidates), metric=float(kept))
+        self.bench.apply(released)
+
+    def _measure(self, candidates: Tensor, loss: Loss) -> tuple[dict[str, Tensor], Tensor, Tensor, int]:
+        """The three raw sums over the candidates, and how many were kept: sensitive."""
+        coins = self.noise.uniform((len(candidates),))
+        raw_sum = self.bench.zeros()
+        raw_shares, raw_clipped = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        kept = start = 0
+        for chunk in self.bench.chunks(candidates, loss):
+            norms = chunk.norms
+            found = shares(norms, clip_norm=self.clip_norm)
+            is_kept = coins[start : start + len(chunk)] < found.keep
+            weights = torch.where(is_kept, found.weight, 0.0).to(dtype=norms.dtype, device=norms.device)
+            chunk.add_weighted_sum(weights, into=raw_sum)
+            raw_shares += found.keep.sum()
+            raw_clipped += found.clipped.sum()
+            kept += int(is_kept.sum())
+            start += len(chunk)
+        return raw_sum, raw_shares, raw_clipped, kept
+
+    def _adapt(self, *, share: float, clipped: float) -> None:
+        """Set the next rate and C from what was just released: post-processing."""
+        promise = self.promise
+        decay = promise.norm_decay
+        seen = min(max(share, LEAST_SHARE), 1.0)
+        self.mean_share = decay * self.mean_share + (1 - decay) * seen
+        away = min(max(clipped, 0.0), 1.0) - promise.clip_target
+        moved = self.clip_norm * math.exp(promise.clip_rate * away)
+        first = promise.first_clip_norm
+        self.clip_norm = min(max(moved, first / CLIP_RANGE), first * CLIP_RANGE)
+
+    def own_state(self) -> dict[str, Any]:
+        return {"mean_share": self.mean_share, "clip_norm": self.clip_norm}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self.mean_share, self.clip_norm = state["mean_share"], state["clip_norm"]
