@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,24 +72,10 @@ def privacy_figures(mechanism: Promise, *, releases: int, delta: float) -> tuple
         for name in mechanism.accountants:
             value = mechanism.epsilon_after(releases, delta=delta, accountant=name)
             figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=_MEANING[name]))
-    with _without_warnings():
-        claims = mechanism.claims_after(releases, delta=delta)
-    for claim in claims:
+    for claim in mechanism.claims_after(releases, delta=delta):
         meaning = f"{claim.reading} reading: no guarantee"
         figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))
     return tuple(figures)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """The paper's orders include some at which dp-accounting's series does not converge; it says so and skips them."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _noise_and_gate(settings: TrainSettings, rate: float) -> tuple[float, Gate | None]:

@@ -224,7 +224,8 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
         chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
     if chosen.get("model") in _WITHOUT_ACTIVATION:
         defaults.pop("activation", None)
-    chosen["options"] = {**defaults.get("options", {}), **chosen.get("options", {})}
+    if isinstance(chosen.get("options", {}), Mapping):
+        chosen["options"] = {**defaults.get("options", {}), **chosen.get("options", {})}
     settings = TrainSettings(**{**defaults, **chosen})
     _require_effect(settings, overrides)
     return settings
