@@ -1,0 +1,254 @@
+"""DPAGD: gradient descent whose steps are chosen by a private line search, with a budget that adapts to the need.
+
+Source: Lee and Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy Budget",
+KDD 2018.
+
+Algorithm: a noisy gradient of all records gives a direction. Losses of all records are summed at the present weights and
+at a grid of steps along that direction, and one of these points is selected by the exponential mechanism (noisy minimum).
+If it is a step, it is made. If it is the present point, the gradient was too noisy: its budget is raised by a factor
+1 + gamma, the gradient is measured again with the additional budget alone and averaged with what is there, and the
+search is repeated. Every few steps the grid is stretched or shrunk to what was chosen lately.
+
+Accounting: sound. Both parts are zero-concentrated (the gradient as a Gaussian mechanism, the selection as a mechanism of
+bounded range), a privacy filter stops before their sum exceeds the budget rho, and rho is converted by RDP
+(docs/methods-dpagd.md). A ledger says how many measurements were made and not how large their budgets were, so any run
+is charged the whole of rho. Sub-samples of the records may save time; no amplification is claimed for them.
+
+Unlike in the original, the selection has the smaller noise that monotone losses allow, and nothing is claimed without
+proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dp_accounting import DpEvent, NoOpDpEvent, ZCDpEvent
+
+from sluice import serial, validate
+from sluice.accounting import create_accountant
+from sluice.errors import InputError
+from sluice.methods.base import Method
+from sluice.methods.dpagd_descent import AdaptiveDescent
+from sluice.methods.reference import pixel_settings
+from sluice.promise import Promise
+from sluice.workbench import Workbench
+
+if TYPE_CHECKING:
+    from sluice.settings import TrainSettings
+
+RELEASES = {
+    "mnist": (30, 50, 60),
+    "fashion-mnist": (30, 50, 60),
+    "cifar-10": (20, 30, 40),
+    "imdb": (20, 30, 40),
+}
+"""Measurements that the first budgets would last for, at epsilon 1, 2, 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The settings that only DPAGD has.
+
+    Attributes:
+        selection_share: the part of a measurement's first budget that selects the step; the gradient gets the rest.
+        gamma: how much the gradient's budget is raised where no step was worth making.
+        candidates: steps that are tried, beside none.
+        first_reach: the longest of them, as a distance in the space of weights, before it is adapted.
+        refresh_every: steps after which the longest becomes (1 + reach_growth) times the longest of those made since.
+        reach_growth: see there.
+        loss_clip: a record's loss counts as at most this in the selection.
+        gradient_rate, loss_rate: share of the records that a gradient and a selection look at, drawn anew each time.
+            Less than 1 saves time and loses accuracy.
+    """
+
+    selection_share: float = 0.2
+    gamma: float = 0.1
+    candidates: int = 20
+    first_reach: float = 1.0
+    refresh_every: int = 10
+    reach_growth: float = 0.1
+    loss_clip: float = 3.0
+    gradient_rate: float = 1.0
+    loss_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        validate.open_fraction(selection_share=self.selection_share)
+        _require_search(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveBudget(Promise):
+    """What a run of DPAGD promises.
+
+    Attributes:
+        rho: the whole budget, of zero-concentrated differential privacy.
+        gradient_rho: what the first gradient costs; later ones cost at least as much.
+        selection_rho: what each selection costs.
+        max_grad_norm: gradients are clipped to this.
+        releases: more measurements than this cannot be made within rho.
+        gamma ... loss_rate: see `Options`.
+    """
+
+    kind: ClassVar[str] = "adaptive budget"
+    accountants: ClassVar[tuple[str, ...]] = ("rdp",)
+
+    rho: float
+    gradient_rho: float
+    selection_rho: float
+    max_grad_norm: float
+    gamma: float
+    candidates: int
+    first_reach: float
+    refresh_every: int
+    reach_growth: float
+    loss_clip: float
+    gradient_rate: float
+    loss_rate: float
+    releases: int
+    preparation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.positive(
+            rho=self.rho,
+            gradient_rho=self.gradient_rho,
+            selection_rho=self.selection_rho,
+            max_grad_norm=self.max_grad_norm,
+        )
+        validate.positive_integer(releases=self.releases)
+        _require_search(self)
+
+    @property
+    def provable(self) -> bool:
+        return True
+
+    def event_after(self, releases: int) -> DpEvent:
+        """The event of the whole budget, from the first measurement on."""
+        self._require_releases(releases)
+        return ZCDpEvent(self.rho) if releases else NoOpDpEvent()
+
+    def theorem(self, accountant: str) -> str:
+        return (
+            "Zero-concentrated differential privacy of noisy gradients and noisy minima under a privacy filter, "
+            f"converted by {accountant}: docs/methods-dpagd.md, sections 2 to 4"
+        )
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return {"kind": "Poisson", "rate": max(self.gradient_rate, self.loss_rate)}
+
+    @property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        return (
+            (
+                "budget",
+                f"rho {self.rho:.4g}; first gradient {self.gradient_rho:.3g}, selections {self.selection_rho:.3g}",
+            ),
+            ("first noise multiplier", f"{gaussian_noise(self.gradient_rho):.4g}, lower where no step is worth making"),
+            ("steps", f"0 and {self.candidates} more, at first up to {self.first_reach:g} long"),
+            ("records", f"gradient {100 * self.gradient_rate:g} %, losses {100 * self.loss_rate:g} %; not amplified"),
+        )
+
+    def procedure(self, bench: Workbench) -> AdaptiveDescent:
+        return AdaptiveDescent(self, bench)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        del data["preparation"]
+        return {"kind": self.kind, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AdaptiveBudget:
+        names = [field.name for field in fields(cls) if field.name != "preparation"]
+        serial.require_keys(data, what="mechanism", required=("kind", *names))
+        return cls(**{name: data[name] for name in names})
+
+
+def _require_search(search: Options | AdaptiveBudget) -> None:
+    validate.positive_integer(candidates=search.candidates, refresh_every=search.refresh_every)
+    validate.positive(gamma=search.gamma, first_reach=search.first_reach, loss_clip=search.loss_clip)
+    validate.non_negative(reach_growth=search.reach_growth)
+    validate.fraction(gradient_rate=search.gradient_rate, loss_rate=search.loss_rate)
+
+
+def gaussian_noise(rho: float) -> float:
+    """The noise multiplier at which a Gaussian release costs rho."""
+    return 1 / math.sqrt(2 * rho)
+
+
+def largest_rho(*, epsilon: float, delta: float) -> float:
+    """The largest budget rho, nearly, whose epsilon at ``delta`` is at most ``epsilon``, by the sound Renyi accountant.
+
+    Guarantee:
+        The accountant was asked for the very number that is returned.
+    """
+
+    def fits(rho: float) -> bool:
+        return float(create_accountant("rdp").compose(ZCDpEvent(rho)).get_epsilon(delta)) <= epsilon
+
+    low, high = 0.0, 1.0
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+        if high < 1e-12:
+            raise InputError(f"epsilon={epsilon} is not allowed: it is too small for any measurement. Raise it.")
+    return low
+
+
+def plan(settings: TrainSettings, dataset_size: int) -> AdaptiveBudget:
+    """First budgets such that ``releases`` measurements could be made if none had to be raised."""
+    if settings.noise_multiplier is not None:
+        raise InputError(
+            f"noise_multiplier={settings.noise_multiplier} is not allowed for method='dpagd', whose noise follows from "
+            "epsilon and releases and is lowered as needed. Leave it out."
+        )
+    options: Options = settings.own_options
+    rho = largest_rho(epsilon=settings.epsilon, delta=settings.delta)
+    # A little less than the exact part, so that rounding does not take the last measurement away.
+    each = rho / settings.releases * (1 - 1e-9)
+    gradient_rho, selection_rho = (1 - options.selection_share) * each, options.selection_share * each
+    search = {name: value for name, value in asdict(options).items() if name != "selection_share"}
+    return AdaptiveBudget(
+        rho=rho,
+        gradient_rho=gradient_rho,
+        selection_rho=selection_rho,
+        max_grad_norm=settings.max_grad_norm,
+        releases=math.floor(rho / (min(1.0, options.gamma) * gradient_rho + selection_rho)),
+        **search,
+    )
+
+
+def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
+    """Nets with tanh on plain records; the user's own data gets a linear model."""
+    settings = pixel_settings(dataset, epsilon, activation="tanh", releases=RELEASES)
+    small = dataset not in RELEASES
+    return {
+        **settings,
+        "accountant": "rdp",
+        **({"releases": 50} if small else {}),
+        "options": {} if small else {"loss_rate": 0.1},
+    }
+
+
+_UNUSED = {
+    **dict.fromkeys(("lr", "momentum", "optimizer", "lr_schedule"), "steps are chosen by the line search"),
+    **dict.fromkeys(("scaling", "scaling_bound"), "gradients are clipped to max_grad_norm"),
+    "batch_size": "gradients are of all records, or of the share gradient_rate of them",
+    "noise_multiplier": "the noise follows from epsilon and releases",
+}
+
+METHOD = Method(
+    name="dpagd",
+    summary="gradient descent with a private line search and an adaptive budget",
+    proves="epsilon (RDP, from zCDP), selection included",
+    promise=AdaptiveBudget,
+    plan=plan,
+    defaults=defaults,
+    options=Options,
+    unused=_UNUSED,
+    target=lambda settings: settings.epsilon,
+)

@@ -1,0 +1,222 @@
+"""What makes the measurements of DPAGD: noisy gradients, noisy minima, and the filter that keeps them in the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sluice.noise import NoiseSource, noisy_sum
+from sluice.procedure import Procedure
+from sluice.sampling import PoissonSampler
+from sluice.scaling import Clip
+from sluice.workbench import Loss, Workbench
+
+if TYPE_CHECKING:
+    from sluice.methods.dpagd import AdaptiveBudget
+
+# Losses are counted in this many parts of the clipping bound, as whole numbers: their sums are exact.
+LOSS_PARTS = 2**30
+
+# Of the budget, so much is not used: more than all rounding errors in adding up what was spent.
+_RESERVE = 2.0**-40
+
+
+class AdaptiveDescent(Procedure):
+    """Makes the measurements of DPAGD. One "release" is one of them: a gradient and a selection, with a step or without.
+
+    Attributes:
+        spent_rho: what has been measured so far has cost this much.
+        gradient_rho: what the present gradient, or the next one, costs in all.
+        reach: the longest step of the grid.
+
+    Guarantee:
+        A measurement is ``rho_g + rho_s``-zCDP given all earlier ones, and begins only if its cost still fits into
+        ``promise.rho``. All of it is public but the raw sums, which die where they are made: noisy gradients, chosen
+        steps and budgets. Measurements that a crash took are charged the most that they can have cost.
+    """
+
+    def __init__(self, promise: AdaptiveBudget, bench: Workbench) -> None:
+        super().__init__(releases=promise.releases, bench=bench)
+        self.promise = promise
+        self.spent_rho = 0.0
+        self.gradient_rho = promise.gradient_rho
+        self.reach = promise.first_reach
+        self._recent_steps: list[float] = []
+        self._noisy_gradient: dict[str, Tensor] | None = None
+        self._lost_and_paid = 0
+        self._rule = Clip(max_grad_norm=promise.max_grad_norm)
+
+    @property
+    def done(self) -> bool:
+        """Whether what is left of the budget does not suffice for the next measurement: public."""
+        return super().done or self.spent_rho + self._next_cost > self._usable_rho
+
+    @property
+    def _usable_rho(self) -> float:
+        return self.promise.rho * (1 - _RESERVE)
+
+    @property
+    def _next_gradient_cost(self) -> float:
+        return self.gradient_rho if self._noisy_gradient is None else self.promise.gamma * self.gradient_rho
+
+    @property
+    def _next_cost(self) -> float:
+        return self._next_gradient_cost + self.promise.selection_rho
+
+    def make_release(self, loss: Loss) -> None:
+        self.put_on_record()
+        cost = self._next_gradient_cost
+        self.spent_rho += self._next_cost
+        sample = self._sample(self.promise.gradient_rate)
+        measured = self._noisy_sum_of_gradients(sample, loss, rho=cost)
+        if self._noisy_gradient is None:
+            self._noisy_gradient = measured
+        else:
+            self._noisy_gradient = averaged(self._noisy_gradient, measured, weights=(self.gradient_rho, cost))
+            self.gradient_rho += cost
+        steps = [self.reach * index / self.promise.candidates for index in range(self.promise.candidates + 1)]
+        direction = unit_vector(self._noisy_gradient)
+        raw_sums = self._raw_losses_along(direction, steps, loss)
+        chosen = noisy_minimum(raw_sums, rho=self.promise.selection_rho, noise=self.noise)
+        self.count(attempts=1, measured=len(sample), metric=steps[chosen])
+        if chosen:
+            self._noisy_gradient = None
+            self._refresh(steps[chosen])
+            self.bench.updates.move(moved(self.bench.updates.weights(), direction, steps[chosen]))
+
+    def _sample(self, rate: float) -> Tensor:
+        return PoissonSampler(dataset_size=self.bench.dataset_size, sample_rate=rate, source=self.noise).sample()
+
+    def _noisy_sum_of_gradients(self, sample: Tensor, loss: Loss, *, rho: float) -> dict[str, Tensor]:
+        """The sum of clipped gradients with noise.
+
+        Guarantee:
+            A Gaussian mechanism with noise multiplier ``1 / sqrt(2 rho)``: rho-zCDP.
+        """
+        raw_sum = self.bench.zeros()
+        for chunk in self.bench.chunks(sample, loss):
+            chunk.add_weighted_sum(self._rule(chunk.norms), into=raw_sum)
+        noisy_sum(
+            list(raw_sum.values()),
+            noise_multiplier=1 / math.sqrt(2 * rho),
+            sensitivity=self._rule.sensitivity,
+            noise=self.noise,
+        )
+        return raw_sum
+
+    def _raw_losses_along(self, direction: Mapping[str, Tensor], steps: Sequence[float], loss: Loss) -> Tensor:
+        """The summed losses after each step, of the same records: whole numbers, sensitive. The weights come back."""
+        sample = self._sample(self.promise.loss_rate)
+        raw_sums = []
+        with weights_put_back(self.bench) as (parameters, weights):
+            for step in steps:
+                for name, value in moved(weights, direction, step).items():
+                    parameters[name].copy_(value)
+                raw_losses = self.bench.raw_losses(sample, loss)
+                raw_sums.append(loss_parts(raw_losses, loss_clip=self.promise.loss_clip).sum())
+        return torch.stack(raw_sums)
+
+    def _refresh(self, step: float) -> None:
+        """Take the longest of the steps made lately as the measure of those to come."""
+        self._recent_steps.append(step)
+        if len(self._recent_steps) == self.promise.refresh_every:
+            self.reach = (1 + self.promise.reach_growth) * max(self._recent_steps)
+            self._recent_steps = []
+
+    def own_state(self) -> dict[str, Any]:
+        return {
+            "spent_rho": self.spent_rho,
+            "gradient_rho": self.gradient_rho,
+            "reach": self.reach,
+            "recent_steps": list(self._recent_steps),
+            "noisy_gradient": self._noisy_gradient,
+            "lost_and_paid": self._lost_and_paid,
+        }
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self.spent_rho, self.gradient_rho = state["spent_rho"], state["gradient_rho"]
+        self.reach = state["reach"]
+        self._recent_steps = list(state["recent_steps"])
+        self._noisy_gradient = state["noisy_gradient"]
+        self._lost_and_paid = state["lost_and_paid"]
+        self._pay_for_lost()
+
+    def _pay_for_lost(self) -> None:
+        """Charge measurements that are on record and gone: each the most it can have cost, all what was left at most."""
+        most = max(1.0, self.promise.gamma) * self.gradient_rho
+        for _ in range(self.lost - self._lost_and_paid):
+            if self.spent_rho >= self.promise.rho:
+                break
+            self.spent_rho += most + self.promise.selection_rho
+            most *= 1 + self.promise.gamma
+        self.spent_rho = min(self.spent_rho, self.promise.rho)
+        self._lost_and_paid = self.lost
+
+
+@contextmanager
+def weights_put_back(bench: Workbench) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """The trained parameters, which may be set inside the block, and a copy of their values.
+
+    Guarantee:
+        Afterwards they are bit for bit what they were, also where the block ends by an exception.
+    """
+    weights = bench.updates.weights()
+    parameters = {name: p for name, p in bench.module.named_parameters() if name in weights}
+    try:
+        with torch.no_grad():
+            yield parameters, weights
+    finally:
+        with torch.no_grad():
+            for name, value in weights.items():
+                parameters[name].copy_(value)
+        bench.updates.remember()
+
+
+def moved(weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
+    """The weights after a step against a direction."""
+    return {name: value - step * direction[name].to(value) for name, value in weights.items()}
+
+
+def unit_vector(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The direction of a gradient that is already public."""
+    length = math.sqrt(sum(float(part.double().square().sum()) for part in gradient.values()))
+    return {name: part / length if length > 0 else part for name, part in gradient.items()}
+
+
+def averaged(
+    first: Mapping[str, Tensor], second: Mapping[str, Tensor], *, weights: tuple[float, float]
+) -> dict[str, Tensor]:
+    """The mean of two noisy values of one sum. With their budgets as weights it is as exact as one at both together."""
+    share = weights[0] / (weights[0] + weights[1])
+    return {name: share * part + (1 - share) * second[name] for name, part in first.items()}
+
+
+def loss_parts(losses: Tensor, *, loss_clip: float) -> Tensor:
+    """Losses clipped to [0, loss_clip], as whole numbers of parts of it. What is not a number counts as loss_clip.
+
+    Guarantee:
+        Every entry is in 0 .. LOSS_PARTS and depends on its own loss alone.
+    """
+    known = torch.where(losses.isnan(), loss_clip, losses.double())
+    return (known / loss_clip).clamp(0.0, 1.0).mul(LOSS_PARTS).floor().to(torch.int64)
+
+
+def noisy_minimum(raw_sums: Tensor, *, rho: float, noise: NoiseSource) -> int:
+    """The index of one of the sums, with probability proportional to ``exp(-sqrt(8 rho) sum / LOSS_PARTS)``.
+
+    A race of exponential clocks, whose logarithms are Gumbel noise: the same law as adding that and taking the least.
+
+    Guarantee:
+        rho-zCDP where one record adds 0 .. LOSS_PARTS to every sum (docs/methods-dpagd.md, section 3). Clocks have 53
+        digits where they are late and 107 where they are early, so that probabilities far below 2^-53 are right too.
+    """
+    penalties = (raw_sums - raw_sums.min()).double() * (math.sqrt(8 * rho) / LOSS_PARTS)
+    digits = noise.uniform((2, len(raw_sums)))
+    uniform = digits[0] + 2.0**-53 * (digits[1] + 2.0**-54)
+    clocks = -torch.log1p(-uniform.clamp(max=1 - 2.0**-53))
+    return int(torch.argmin(clocks.log() + penalties))
