@@ -24,6 +24,7 @@ EXAMPLES = (
     "sluice plan --dataset-size 60000 --batch-size 1024 --releases 1000 --epsilon 1 --delta 1e-5",
     "sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 1000 --delta 1e-5",
     "sluice reproduce q-sup",
+    "sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3",
     "sluice data verify",
     "sluice bench gradients",
 )

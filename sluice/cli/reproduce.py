@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from sluice.cli.output import JsonFlag, print_json, print_table
+
+RESULTS = Path("results") / "accuracy"
 
 app = typer.Typer(help="Recompute a table of the DPSR-CG paper.", no_args_is_help=True)
 
@@ -80,4 +85,89 @@ def q_sup(json: JsonFlag = False) -> None:
         f"The formula printed in the algorithm (DPSUR: that of the released code) gives {by_algorithm} of "
         f"{len(cells)}, cut or rounded.\n"
         "The cap is printed as 1/q in every cell; it should be 1. None of these factors is part of a guarantee."
+    )
+
+
+@app.command("accuracy")
+def accuracy(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option("--datasets", help="Names with commas between; all: the paper's four.", show_default="mnist"),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods", help="Names, or METHOD:VARIANT, with commas between; all: every method.", show_default="all"
+        ),
+    ] = None,
+    epsilons: Annotated[
+        list[str] | None,
+        typer.Option("--epsilons", help="Headings of the table, with commas between.", show_default="3"),
+    ] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option("--seeds", help="One run for each, with commas between.", show_default="0")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting in every cell; needs --tag; repeatable."),
+    ] = None,
+    tag: Annotated[str, typer.Option("--tag", help="A name for what --set changes, to keep results apart.")] = "",
+    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = RESULTS,
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Folder for unfinished cells; in the user's cache if not given.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", help="Path of the table without ending (.md, .csv, .png); RESULTS/table if not given."
+        ),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Forget what is stored of these cells and run them from the start.")
+    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing: the table of what is stored.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Cells at once; -1: as many as there are processors.", show_default="1")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of PyTorch in each job; its own choice if not given.")
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", help="Of joblib: loky (this machine), dask or ray.")] = "loky",
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", help="Address of a running cluster; without it, one is started on this machine."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The paper's table of accuracies: ours beside the printed numbers, with what is proved and what is claimed.
+
+    Each cell is one seeded run of sluice train's own code. Its result is stored as a small JSON file and re-used; a cell
+    that was interrupted goes on where it was when the same command is given again. With --again, results of these cells
+    are removed first.
+
+    Example: sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3 --seeds 0,1,2
+    """
+    from sluice.cli.reproduce_accuracy import Request, reproduce_accuracy
+
+    reproduce_accuracy(
+        Request(
+            datasets=tuple(datasets or ["mnist"]),
+            methods=tuple(methods or ["all"]),
+            epsilons=tuple(epsilons or ["3"]),
+            seeds=tuple(seeds or ["0"]),
+            changes=tuple(change or ()),
+            tag=tag,
+            results=results,
+            work=work,
+            data_dir=data_dir,
+            output=output,
+            again=again,
+            no_run=no_run,
+            jobs=jobs,
+            threads=threads,
+            backend=backend,
+            scheduler=scheduler,
+            as_json=as_json,
+        )
     )

@@ -1,0 +1,235 @@
+"""``sluice reproduce accuracy``: plan the cells, run those that have no result, show and write the table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from sluice.cli.output import print_json, print_table
+from sluice.errors import InputError
+from sluice.files import cache_dir
+from sluice.interrupts import sigterm_as_interrupt
+from sluice.tables.accuracy import Stock, take_stock, write_table
+from sluice.tables.accuracy_cells import Cell, Plan, PlannedCell, parse_overrides, plan_cells
+from sluice.tables.accuracy_jobs import run_cells
+from sluice.tables.accuracy_results import source_state
+from sluice.tables.accuracy_run import Conditions, Outcome, forget_cell
+from sluice.tables.accuracy_table import Line, table_lines
+from sluice.tables.accuracy_texts import COLUMNS, below_the_printed, block_title, blocks, cells_of
+from sluice.training import Progress
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The command line as it was typed."""
+
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+    epsilons: tuple[str, ...]
+    seeds: tuple[str, ...]
+    changes: tuple[str, ...]
+    tag: str
+    results: Path
+    work: Path | None
+    data_dir: Path | None
+    output: Path | None
+    again: bool
+    no_run: bool
+    jobs: int | None
+    threads: int | None
+    backend: str
+    scheduler: str | None
+    as_json: bool
+
+
+def reproduce_accuracy(request: Request) -> None:
+    """Run the command."""
+    _check(request)
+    epsilons = _numbers("epsilons", request.epsilons, float)
+    plan = plan_cells(
+        datasets=_words(request.datasets),
+        methods=_words(request.methods),
+        epsilons=epsilons,
+        seeds=_numbers("seeds", request.seeds, int),
+        overrides=parse_overrides(request.changes),
+        tag=request.tag,
+    )
+    conditions = Conditions(
+        results=request.results.absolute(),
+        work=(request.work or cache_dir() / "accuracy").absolute(),
+        data_dir=None if request.data_dir is None else request.data_dir.absolute(),
+        threads=request.threads,
+        source=source_state(),
+    )
+    if request.again:
+        for planned in plan.cells:
+            forget_cell(conditions, planned)
+    stock = take_stock(plan, request.results)
+    failures: dict[Cell, str] = {}
+    found = dict(stock.results)
+    if not request.no_run:
+        for outcome in _run(request, plan, stock, conditions):
+            if outcome.result is None:
+                failures[outcome.cell] = outcome.failure
+            else:
+                found[outcome.cell] = outcome.result
+    lines = table_lines(plan, found, epsilons=epsilons, failures=failures)
+    files = write_table(lines, request.output or request.results / "table")
+    if request.as_json:
+        print_json(_as_json(plan, found, lines, files, failures, reused=len(stock.results)))
+    else:
+        _print(lines, files)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _check(request: Request) -> None:
+    processors = os.cpu_count() or 1
+    if request.threads is not None and request.scheduler is None and not 1 <= request.threads <= processors:
+        raise InputError(
+            f"threads={request.threads} is not allowed: it must be from 1 to {processors}, the processors here."
+        )
+    if request.again and request.no_run:
+        raise InputError("again and no-run cannot be given together: one runs every cell, the other none.")
+
+
+def _words(given: tuple[str, ...]) -> list[str]:
+    return [word.strip() for text in given for word in text.split(",") if word.strip()]
+
+
+def _numbers(name: str, given: tuple[str, ...], kind: Callable[[str], Number]) -> list[Number]:
+    numbers = []
+    for word in _words(given):
+        try:
+            numbers.append(kind(word))
+        except ValueError:
+            wanted = "whole numbers" if kind is int else "numbers"
+            raise InputError(f"{name}={word!r} is not allowed: it must be {wanted}, with commas between.") from None
+    return list(dict.fromkeys(numbers))
+
+
+def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions) -> Iterator[Outcome]:
+    screen = _Screen(total=len(stock.open), quiet=request.as_json)
+    for remark in stock.remarks:
+        screen.say(f"{remark}: it is run again.")
+    for (dataset, row), reason in plan.left_out.items():
+        screen.say(f"{dataset}, {row} is left out: {reason}")
+    screen.say(f"{len(stock.results)} of {len(plan.cells)} cells are stored, {len(stock.open)} to run.")
+    ended = 0
+    try:
+        with sigterm_as_interrupt(), screen.shown():
+            for outcome in run_cells(
+                stock.open,
+                conditions,
+                jobs=request.jobs,
+                backend=request.backend,
+                scheduler=request.scheduler,
+                report=screen.report,
+            ):
+                ended += 1
+                screen.ended(outcome, ended)
+                yield outcome
+    except KeyboardInterrupt:
+        screen.say(
+            f"interrupted: {ended} of {len(stock.open)} cells ended and stored. The same command goes on"
+            f"{' (without --again)' if request.again else ''}."
+        )
+        raise typer.Exit(130) from None
+
+
+class _Screen:
+    """Progress on standard error: a bar on a terminal, a line for each cell elsewhere."""
+
+    def __init__(self, *, total: int, quiet: bool) -> None:
+        self._total = total
+        self._quiet = quiet
+        self._bar: Bar | None = None
+        self._cells: TaskID | None = None
+        self._releases: TaskID | None = None
+
+    def say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(f"sluice: {text}", highlight=False, markup=False)
+        elif not self._quiet:
+            typer.echo(f"sluice: {text}", err=True)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        if self._quiet or not self._total or not sys.stderr.isatty():
+            yield
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Bar(*columns, console=Console(stderr=True)) as self._bar:
+            self._cells = self._bar.add_task("cells", total=self._total)
+            yield
+        self._bar = None
+
+    def report(self, planned: PlannedCell, progress: Progress) -> None:
+        if self._bar is None:
+            return
+        if self._releases is None:
+            self._releases = self._bar.add_task("")
+        title = f"releases of {planned.cell.title}"
+        self._bar.update(self._releases, description=title, completed=progress.release, total=progress.releases)
+
+    def ended(self, outcome: Outcome, number: int) -> None:
+        if outcome.result is None:
+            text = f"failed: {outcome.failure}"
+        else:
+            text = f"{100 * outcome.result['test_accuracy']:.2f} % in {outcome.result['wall_seconds']:.0f} s"
+        self.say(f"cell {number} of {self._total}: {outcome.cell.title}: {text}")
+        if self._bar is not None and self._cells is not None:
+            self._bar.update(self._cells, completed=number)
+
+
+def _print(lines: list[Line], files: Mapping[str, Path]) -> None:
+    for dataset, heading, members in blocks(lines):
+        print_table(COLUMNS, map(cells_of, members), title=block_title(dataset, heading, members))
+        typer.echo()
+    for text in below_the_printed(lines):
+        typer.echo(f"Below the printed number: {text}")
+    typer.echo(
+        "Every epsilon here is proved; what is claimed is not a guarantee. Noise was seeded: for experiments only."
+    )
+    typer.echo(f"Written: {', '.join(map(str, files.values()))}")
+
+
+def _as_json(
+    plan: Plan,
+    found: Mapping[Cell, Mapping[str, Any]],
+    lines: list[Line],
+    files: Mapping[str, Path],
+    failures: Mapping[Cell, str],
+    *,
+    reused: int,
+) -> dict[str, Any]:
+    return {
+        "lines": [
+            {
+                **asdict(line),
+                "mean": line.mean,
+                "deviation": line.deviation,
+                "difference": line.difference,
+                "why_below": line.reason,
+            }
+            for line in lines
+        ],
+        "cells": len(plan.cells),
+        "stored": len(found),
+        "reused": reused,
+        "failed": {cell.title: failure for cell, failure in failures.items()},
+        "left_out": {f"{dataset}, {row}": reason for (dataset, row), reason in plan.left_out.items()},
+        "files": {kind: str(path) for kind, path in files.items()},
+    }
