@@ -50,6 +50,21 @@ class Lookups:
         )
         return keys // table_rows, keys % table_rows, counts, pair
 
+    def repeated(self, table_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Lookups of rows that their sample uses more than once: which they are, and which use the same row.
+
+        Returns (lookups, group of each, sample of each group).
+        """
+        keys, order = torch.sort(self.samples * table_rows + self.tokens)
+        same = keys[1:] == keys[:-1]
+        # A lookup is repeated if it equals the one before it or the one after it.
+        inside = torch.zeros_like(keys, dtype=torch.bool)
+        inside[1:] |= same
+        inside[:-1] |= same
+        places = inside.nonzero().squeeze(1)
+        groups, members = torch.unique_consecutive(keys[places], return_inverse=True)
+        return order[places], members, groups // table_rows
+
 
 class RowContribution(Contribution):
     """A table of which each sample uses a few rows; each use has its own gradient.
@@ -72,54 +87,68 @@ class RowContribution(Contribution):
         super().__init__(parameter)
         self._pieces = [(tap, lookups, view)]
         self._by_frequency = by_frequency
-        self._summed: tuple[Tensor, Tensor, Tensor] | None = None
+        self._uses: tuple[Lookups, Tensor] | None = None
         self._dropped: Tensor | None = None
 
-    def _distinct(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(samples, tokens, rows): the gradient of each distinct row that each sample used, sorted by sample."""
-        if self._summed is None:
-            parts = [_summed(self.parameter.shape[0], *piece, self._by_frequency) for piece in self._pieces]
-            samples, tokens, rows = parts[0] if len(parts) == 1 else self._joined(parts)
+    def _lookups_and_rows(self) -> tuple[Lookups, Tensor]:
+        """All lookups, and the gradient of each."""
+        if self._uses is None:
+            parts = [_scaled(lookups, view(tap.gradient)) for tap, lookups, view in self._pieces]
+            lookups, rows = self._pieces[0][1], parts[0]
+            if len(parts) > 1:
+                each = [piece[1] for piece in self._pieces]
+                lookups = Lookups(
+                    tokens=torch.cat([part.tokens for part in each]),
+                    samples=torch.cat([part.samples for part in each]),
+                    factors=None,
+                    batch_size=lookups.batch_size,
+                )
+                rows = torch.cat(parts)
+            if self._by_frequency:
+                places, members, groups = lookups.repeated(self.parameter.shape[0])
+                counts = torch.bincount(members, minlength=groups.shape[0])
+                rows = rows.index_copy(0, places, rows[places] / counts[members].unsqueeze(1))
             if self._dropped is not None:
-                rows = zero_rows(rows, self._dropped[samples])
-            self._summed = samples, tokens, rows
-        return self._summed
-
-    def _joined(self, parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-        samples, tokens, rows = (torch.cat(each) for each in zip(*parts, strict=True))
-        lookups = Lookups(tokens=tokens, samples=samples, factors=None, batch_size=self._pieces[0][1].batch_size)
-        samples, tokens, _, pair = lookups.distinct(self.parameter.shape[0])
-        return samples, tokens, rows.new_zeros(samples.shape[0], rows.shape[1]).index_add_(0, pair, rows)
+                rows = zero_rows(rows, self._dropped[lookups.samples])
+            self._uses = lookups, rows
+        return self._uses
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        samples, _, rows = self._distinct()
-        return rows.new_zeros(self._pieces[0][1].batch_size).index_add_(0, samples, squared_norms(rows))
+        lookups, rows = self._lookups_and_rows()
+        squares = squared_norms(rows)
+        places, members, owners = lookups.repeated(self.parameter.shape[0])
+        total = rows.new_zeros(lookups.batch_size)
+        if places.shape[0]:
+            squares[places] = 0
+            sums = rows.new_zeros(owners.shape[0], rows.shape[1]).index_add_(0, members, rows[places])
+            total.index_add_(0, owners, squared_norms(sums))
+        return total.index_add_(0, lookups.samples, squares)
 
     def per_sample(self, samples: slice) -> Tensor:
-        owners, tokens, rows = self._distinct()
-        start, stop, _ = samples.indices(self._pieces[0][1].batch_size)
-        inside = ((owners >= start) & (owners < stop)).nonzero().squeeze(1)
+        lookups, rows = self._lookups_and_rows()
+        start, stop, _ = samples.indices(lookups.batch_size)
+        inside = ((lookups.samples >= start) & (lookups.samples < stop)).nonzero().squeeze(1)
         gradients = rows.new_zeros(stop - start, *self.parameter.shape)
-        gradients[owners[inside] - start, tokens[inside]] = rows[inside]
-        return gradients
+        where = lookups.samples[inside] - start, lookups.tokens[inside]
+        return gradients.index_put_(where, rows[inside], accumulate=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        _, _, rows = self._distinct()
+        _, rows = self._lookups_and_rows()
         total = rows.new_zeros(self.parameter.shape)
         self.add_weighted_sum(weights, into=total)
         return total
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Only rows that were used are touched: a large table costs no more than a small one."""
-        samples, tokens, rows = self._distinct()
-        scaled = rows * weights.to(rows.dtype)[samples].unsqueeze(1)
-        into.index_add_(0, tokens, scaled.to(into.dtype))
+        lookups, rows = self._lookups_and_rows()
+        scaled = rows * weights.to(rows.dtype)[lookups.samples].unsqueeze(1)
+        into.index_add_(0, lookups.tokens, scaled.to(into.dtype))
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples
-        if self._summed is not None:
-            owners, tokens, rows = self._summed
-            self._summed = owners, tokens, zero_rows(rows, samples[owners])
+        if self._uses is not None:
+            lookups, rows = self._uses
+            self._uses = lookups, zero_rows(rows, samples[lookups.samples])
 
     def merged(self, other: Contribution) -> Contribution | None:
         if not isinstance(other, RowContribution) or self._by_frequency or other._by_frequency:
@@ -128,20 +157,8 @@ class RowContribution(Contribution):
         return self
 
 
-def _summed(
-    table_rows: int, tap: Tap, lookups: Lookups, view: Callable[[Tensor], Tensor], by_frequency: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = view(tap.gradient)
-    if lookups.factors is not None:
-        rows = rows * lookups.factors.to(rows.dtype).unsqueeze(1)
-    samples, tokens, counts, pair = lookups.distinct(table_rows)
-    if samples.shape[0] == lookups.tokens.shape[0]:
-        # No row is used twice; the pairs only have to be brought into order.
-        summed = torch.empty_like(rows)
-        summed[pair] = rows
-    else:
-        summed = rows.new_zeros(samples.shape[0], rows.shape[1]).index_add_(0, pair, rows)
-    return samples, tokens, summed / counts.unsqueeze(1) if by_frequency else summed
+def _scaled(lookups: Lookups, rows: Tensor) -> Tensor:
+    return rows if lookups.factors is None else rows * lookups.factors.to(rows.dtype).unsqueeze(1)
 
 
 class LargestContribution(Contribution):
