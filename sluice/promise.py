@@ -65,6 +65,11 @@ class Promise(ABC):
         """The event of a run that made this many releases, preparation included."""
 
     @property
+    def composable(self) -> bool:
+        """Whether its events compose with those of other runs; if not, epsilons and deltas of runs are added."""
+        return True
+
+    @property
     def dp_event(self) -> DpEvent:
         """The event of the whole run."""
         return self.event_after(self.releases)

@@ -77,7 +77,8 @@ def _joint_epsilon(promises: Sequence[Promise], runs: Sequence[LedgerContents], 
     common = [
         name
         for name in ("pld", "rdp")
-        if all(name in promise.accountants for promise in promises) and (name == "rdp" or asked == {"pld"})
+        if all(promise.composable and name in promise.accountants for promise in promises)
+        and (name == "rdp" or asked == {"pld"})
     ]
     if not common:
         share = delta / len(runs)

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 from sluice import validate
 from sluice.errors import InputError
 from sluice.mechanism import Mechanism
-from sluice.methods import dpagd, dpis, dpsgd, dpsgd_hf, dpsgd_ts, dpsr_cg, dpsr_cg_paper, dpsur, non_private
+from sluice.methods import (
+    dpagd,
+    dpis,
+    dpsgd,
+    dpsgd_hf,
+    dpsgd_ts,
+    dpsr_cg,
+    dpsr_cg_paper,
+    dpsur,
+    matrix,
+    non_private,
+)
 from sluice.methods.base import Method, NoOptions
 from sluice.promise import Promise
 
@@ -17,7 +28,7 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, Method] = {
     module.METHOD.name: module.METHOD
-    for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, dpsur, dpis, dpagd, non_private)
+    for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, dpsur, dpis, dpagd, matrix, non_private)
 }
 
 

@@ -27,6 +27,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "dpsgd-ts": {"noise_multiplier": 2.0, "accountant": "rdp"},
     "dpsgd-hf": {"noise_multiplier": 2.0, "accountant": "rdp"},
     "dpsur": {"noise_multiplier": 2.0},
+    "dpis": {"noise_multiplier": 2.0, "accountant": "rdp"},
+    "dpagd": {},
+    "matrix": {"noise_multiplier": 6.0, "accountant": "rdp", "options": {"bands": 2}},
     "non-private": {},
 }
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "imdb")

@@ -1,0 +1,357 @@
+"""DPSGD with a matrix mechanism: the noise of different steps is correlated, so that it partly cancels in the weights.
+
+Source: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", NeurIPS 2023, for banded strategies;
+McMahan et al., "A Hassle-free Algorithm for Private Learning in Practice", 2024, for buffered linear ones;
+Choquette-Choo et al., "Near Exact Privacy Amplification for Matrix Mechanisms", ICLR 2025, for batches by balls in bins.
+
+Algorithm: a batch; gradients clipped to length C and summed; to the sum of step t comes row t of inv(M) z, where z is
+independent Gaussian noise and M a lower-triangular Toeplitz matrix with few bands or few buffers; a step of the optimizer
+with the sum over the expected batch size. M is chosen so that the running sums that SGD makes of its gradients have the
+least error (``-o workload=prefix``), or its iterates with momentum and learning-rate schedule (``-o workload=momentum``).
+
+Accounting: sound, one proof for each way to draw batches, and no other combination is allowed (docs/matrix.md):
+
+- ``cyclic-poisson``, banded strategies only: amplified by sampling, by PLD or RDP (section 4);
+- ``balls-in-bins``: each record in one batch of every epoch, the same in each; by Monte Carlo with a confidence term in
+  delta, in both directions (section 5). The seed of the sample is on record, so that anybody can repeat it;
+- ``poisson``: by conditional composition, known as MMCC (section 6).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
+
+from sluice import serial, validate
+from sluice.errors import InputError
+from sluice.matrix.accounting import banded_event
+from sluice.matrix.batches import BallsInBins, CyclicPoisson
+from sluice.matrix.conditional import conditional_epsilon
+from sluice.matrix.monte_carlo import MonteCarloDelta, monte_carlo_delta, monte_carlo_epsilon
+from sluice.matrix.noise import CorrelatedRelease
+from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
+from sluice.methods.base import Method
+from sluice.methods.reference import scattering_settings
+from sluice.procedure import Procedure
+from sluice.promise import Promise
+from sluice.sampling import PoissonSampler
+from sluice.scaling import Clip
+from sluice.workbench import Loss, Workbench
+
+if TYPE_CHECKING:
+    from sluice.settings import TrainSettings
+
+BATCHES = ("cyclic-poisson", "balls-in-bins", "poisson")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixOptions:
+    """What only the matrix mechanism has.
+
+    Attributes:
+        batches: how batches are drawn, which decides the proof: "cyclic-poisson", "balls-in-bins" or "poisson".
+        strategy: "banded", or "blt" for a buffered linear one.
+        bands: diagonals of a banded strategy; None takes the number with the least error under cyclic-poisson, and
+            16 otherwise.
+        buffers: of a buffered linear strategy.
+        workload: what is to be known well: "prefix" sums, or the iterates with "momentum" and learning rates.
+        samples: of the Monte Carlo account.
+    """
+
+    batches: str = "cyclic-poisson"
+    strategy: str = "banded"
+    bands: int | None = None
+    buffers: int = 3
+    workload: str = "momentum"
+    samples: int = 200_000
+
+    def __post_init__(self) -> None:
+        validate.one_of(BATCHES, batches=self.batches)
+        validate.one_of(("banded", "blt"), strategy=self.strategy)
+        validate.one_of(("prefix", "momentum"), workload=self.workload)
+        validate.positive_integer(buffers=self.buffers, samples=self.samples)
+        if self.bands is not None:
+            validate.positive_integer(bands=self.bands)
+        if self.strategy == "blt" and self.batches == "cyclic-poisson":
+            raise InputError(
+                "strategy='blt' is not allowed with batches='cyclic-poisson': a buffered linear strategy has no last "
+                "band, so no amplification is proved. Use a banded strategy, or batches 'balls-in-bins' or 'poisson'."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixMechanism(Promise):
+    """What a run with correlated noise promises. Every field is public.
+
+    Attributes:
+        strategy: the matrix M.
+        batches: how batches are drawn.
+        groups: groups of cyclic-poisson, or bins; 1 for poisson.
+        sample_rate: probability of a record to be in a batch whose turn its group has; 1 for balls-in-bins.
+        expected_batch_size: what sums are divided by.
+        max_grad_norm: the most that a record adds to a sum.
+        noise_multiplier: standard deviation of z over ``max_grad_norm`` times the norm of a column of M.
+        certificate: what Monte Carlo certified for balls-in-bins, to be repeated by whoever verifies; None otherwise.
+    """
+
+    kind: ClassVar[str] = "matrix"
+
+    strategy: BandedToeplitz | BufferedLinearToeplitz
+    batches: str
+    groups: int
+    sample_rate: float
+    expected_batch_size: float
+    max_grad_norm: float
+    noise_multiplier: float
+    releases: int
+    certificate: MonteCarloDelta | None = None
+    preparation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.one_of(BATCHES, batches=self.batches)
+        validate.positive_integer(groups=self.groups, releases=self.releases)
+        validate.fraction(sample_rate=self.sample_rate)
+        validate.positive(
+            expected_batch_size=self.expected_batch_size,
+            max_grad_norm=self.max_grad_norm,
+            noise_multiplier=self.noise_multiplier,
+        )
+        if self.batches == "cyclic-poisson":
+            _ = self.dp_event  # refuses a strategy that this sampling has no proof for
+        if (self.batches == "balls-in-bins") != (self.certificate is not None):
+            raise InputError(
+                f"certificate={self.certificate} is not allowed with batches={self.batches!r}: balls-in-bins needs the "
+                "one that Monte Carlo gave, and no other batches have one."
+            )
+
+    @property
+    def accountants(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("pld", "rdp") if self.composable else ("pld",)
+
+    @property
+    def composable(self) -> bool:
+        return self.batches == "cyclic-poisson"
+
+    @property
+    def provable(self) -> bool:
+        return True
+
+    def event_after(self, releases: int) -> DpEvent:
+        self._require_releases(releases)
+        if not releases:
+            return NoOpDpEvent()
+        if not self.composable:
+            return UnsupportedDpEvent()
+        return banded_event(
+            self.strategy,
+            steps=releases,
+            groups=self.groups,
+            sample_rate=self.sample_rate,
+            noise_multiplier=self._shorter_run_multiplier(releases),
+        )
+
+    def _shorter_run_multiplier(self, releases: int) -> float:
+        """The noise is relative to the norm of a whole column, of which a shorter run shows only the beginning."""
+        return self.noise_multiplier * self.strategy.column_norm(self.releases) / self.strategy.column_norm(releases)
+
+    def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
+        """As for any promise; where events do not compose, the whole run is charged from the first release on."""
+        self._require_releases(releases)
+        if self.composable or not releases:
+            return super().epsilon_after(releases, delta=delta, accountant=accountant)
+        validate.open_fraction(delta=delta)
+        return _conditional(self, delta) if self.batches == "poisson" else _certified(self, delta)
+
+    def theorem(self, accountant: str) -> str:
+        what, section = {
+            "cyclic-poisson": ("a banded strategy amplified by cyclic sampling", 4),
+            "balls-in-bins": ("correlated noise on balls-in-bins batches, by Monte Carlo", 5),
+            "poisson": ("correlated noise under Poisson sampling, by conditional composition", 6),
+        }[self.batches]
+        return f"Bound for {what}: docs/matrix.md, section {section}"
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        kinds = {
+            "cyclic-poisson": f"Poisson, from {self.groups} groups in turn",
+            "balls-in-bins": f"balls in {self.groups} bins, the same in every epoch",
+            "poisson": "Poisson",
+        }
+        return {"kind": kinds[self.batches], "rate": self.sample_rate}
+
+    @property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        shape = (
+            f"banded, {self.strategy.bands} bands"
+            if isinstance(self.strategy, BandedToeplitz)
+            else f"buffered linear, {self.strategy.buffers} buffers"
+        )
+        return (
+            ("batches", f"{self.sampling['kind']}, {self.expected_batch_size:g} records on average"),
+            ("strategy", shape),
+            ("noise multiplier", f"{self.noise_multiplier:.4g}"),
+        )
+
+    def procedure(self, bench: Workbench) -> Procedure:
+        return CorrelatedSteps(self, bench)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        certificate = None if self.certificate is None else asdict(self.certificate)
+        if certificate is not None:
+            certificate["estimates"] = list(certificate["estimates"])
+        described: dict[str, Any] = {"strategy": self.strategy.to_dict(), "certificate": certificate, "preparation": []}
+        return {"kind": self.kind, **values, **described}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MatrixMechanism:
+        names = [field.name for field in fields(cls)]
+        serial.require_keys(data, what="mechanism", required=("kind", *names))
+        if data["preparation"]:
+            raise InputError(f"preparation={data['preparation']!r} is not allowed for matrix: it has none.")
+        given = {name: data[name] for name in names if name != "preparation"}
+        return cls(
+            **{
+                **given,
+                "strategy": strategy_from_dict(data["strategy"]),
+                "certificate": None if data["certificate"] is None else _certificate(data["certificate"]),
+            }
+        )
+
+
+def _certificate(data: Mapping[str, Any]) -> MonteCarloDelta:
+    serial.require_keys(data, what="certificate", required=[field.name for field in fields(MonteCarloDelta)])
+    return MonteCarloDelta(**{**data, "estimates": tuple(data["estimates"])})
+
+
+@functools.lru_cache(maxsize=32)
+def _conditional(promise: MatrixMechanism, delta: float) -> float:
+    return conditional_epsilon(
+        promise.strategy,
+        steps=promise.releases,
+        sample_rate=promise.sample_rate,
+        noise_multiplier=promise.noise_multiplier,
+        delta=delta,
+    ).epsilon
+
+
+@functools.lru_cache(maxsize=32)
+def _certified(promise: MatrixMechanism, delta: float) -> float:
+    """The epsilon of the certificate if its sample, drawn again, holds at this delta; a new one by its seed if not."""
+    certificate = promise.certificate
+    assert certificate is not None
+    steps, bins = promise.releases, promise.groups
+    again = monte_carlo_delta(
+        promise.strategy,
+        steps=steps,
+        bins=bins,
+        noise_multiplier=promise.noise_multiplier,
+        epsilon=certificate.epsilon,
+        samples=certificate.samples,
+        seed=certificate.seed,
+        failure_probability=certificate.failure_probability,
+        charge=certificate.charge,
+    )
+    if again.delta <= delta:
+        return certificate.epsilon
+    return monte_carlo_epsilon(
+        promise.strategy,
+        steps=steps,
+        bins=bins,
+        noise_multiplier=promise.noise_multiplier,
+        delta=delta,
+        samples=certificate.samples,
+        seed=certificate.seed,
+    ).epsilon
+
+
+class CorrelatedSteps(Procedure):
+    """Makes one step after the other, with correlated noise.
+
+    Guarantee:
+        The whole sequence of updates is post-processing of `CorrelatedRelease` on the promised batches. Steps that a
+        crash took are skipped, never made again: their turn and their noise are gone (docs/matrix.md, section 3).
+    """
+
+    def __init__(self, promise: MatrixMechanism, bench: Workbench) -> None:
+        super().__init__(releases=promise.releases, bench=bench)
+        self._promise = promise
+        self._scaling = Clip(max_grad_norm=promise.max_grad_norm)
+        self._sampler = _sampler(promise, bench)
+        self._release = CorrelatedRelease(
+            promise.strategy,
+            steps=promise.releases,
+            noise_multiplier=promise.noise_multiplier,
+            max_grad_norm=promise.max_grad_norm,
+            source=bench.noise,
+        )
+
+    def make_release(self, loss: Loss) -> None:
+        indices = self._sampler.sample()
+        raw_sum = self.bench.zeros()
+        for chunk in self.bench.chunks(indices, loss):
+            chunk.add_weighted_sum(self._scaling(chunk.norms), into=raw_sum)
+        self.put_on_record()
+        self._release.release(list(raw_sum.values()))
+        self.count(attempts=1, measured=len(indices))
+        self.bench.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in raw_sum.items()})
+
+    def own_state(self) -> dict[str, Any]:
+        return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state["sampler"])
+        self._release.load_state_dict(state["correlated"])
+        for _ in range(self.lost):
+            self._release.skip()
+            if not isinstance(self._sampler, PoissonSampler):
+                self._sampler.skip()
+
+
+def _sampler(promise: MatrixMechanism, bench: Workbench) -> PoissonSampler | CyclicPoisson | BallsInBins:
+    size, source = bench.dataset_size, bench.noise
+    if promise.batches == "poisson":
+        return PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=source)
+    if promise.batches == "balls-in-bins":
+        return BallsInBins(dataset_size=size, bins=promise.groups, source=source)
+    return CyclicPoisson(dataset_size=size, groups=promise.groups, sample_rate=promise.sample_rate, source=source)
+
+
+_EPOCHS = {"mnist": (20, 25, 30), "fashion-mnist": (40, 50, 60), "cifar-10": (40, 50, 60), "imdb": (5, 10, 15)}
+_BATCHES_PER_EPOCH = {"mnist": 58, "fashion-mnist": 29, "cifar-10": 48, "imdb": 24}
+_BATCH_SIZE = {"mnist": 1024, "fashion-mnist": 2048, "cifar-10": 1024, "imdb": 1024}
+
+
+def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
+    """The DPSR-CG paper's epochs, batch sizes and rates for its comparison with a matrix mechanism."""
+    if dataset not in _EPOCHS:
+        return scattering_settings(dataset, epsilon, releases={})
+    releases = {name: tuple(_BATCHES_PER_EPOCH[name] * epochs for epochs in row) for name, row in _EPOCHS.items()}
+    return {
+        **scattering_settings(dataset, epsilon, releases=releases),
+        "batch_size": _BATCH_SIZE[dataset],
+        "lr": 0.1,
+        "max_grad_norm": 1.0,
+    }
+
+
+def _plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
+    from sluice.methods.matrix_plan import plan  # it builds on this file
+
+    return plan(settings, dataset_size)
+
+
+METHOD = Method(
+    name="matrix",
+    summary="DPSGD with noise that is correlated over steps and partly cancels",
+    proves="epsilon (PLD, RDP; Monte Carlo or MMCC for other batches)",
+    promise=MatrixMechanism,
+    plan=_plan,
+    defaults=defaults,
+    options=MatrixOptions,
+    unused={"scaling_bound": "it clips"},
+)

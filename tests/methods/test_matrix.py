@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from sluice.data import DataSplits, load
+from sluice.engine import PrivacyEngine
+from sluice.errors import InputError
+from sluice.ledger import read_ledger
+from sluice.matrix.strategy import BandedToeplitz
+from sluice.methods import planned_mechanism, promise_from_dict
+from sluice.methods.matrix import MatrixMechanism
+from sluice.report.verify import verify_run
+from sluice.settings import TrainSettings, settings_from
+from sluice.spending import joint_spending
+from sluice.training import Progress, Training, recorded_run
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cyclic-poisson": {"bands": 3},
+    "balls-in-bins": {"strategy": "blt", "workload": "prefix", "samples": 2000},
+    "poisson": {"bands": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> DataSplits:
+    return load("digits")
+
+
+def quick(batches: str, **overrides: Any) -> TrainSettings:
+    options = {"batches": batches, **OPTIONS[batches]}
+    given = {"method": "matrix", "releases": 12, "noise_multiplier": 6.0, "seed": 2, "evaluate_every": 0}
+    return settings_from({**given, "delta": 1e-3, "options": options, **overrides})
+
+
+@pytest.mark.parametrize("batches", OPTIONS)
+def test_every_kind_of_batches_trains_resumes_and_is_verified(batches, digits, tmp_path):
+    settings = quick(batches)
+    whole = Training(settings=settings, splits=digits, checkpoint_every=4).start(tmp_path / "whole")
+
+    def stop(progress: Progress) -> None:
+        if progress.release == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Training(settings=settings, splits=digits, checkpoint_every=4, report=stop).start(tmp_path / "stopped")
+    recorded = recorded_run(tmp_path / "stopped")
+    Training(settings=recorded.settings, mechanism=recorded.mechanism, splits=digits).resume(tmp_path / "stopped")
+    for name in ("model.safetensors", "ledger.jsonl", "certificate.json"):
+        stopped, never = (tmp_path / run / "public" / name for run in ("stopped", "whole"))
+        assert stopped.read_bytes() == never.read_bytes()
+    assert verify_run(tmp_path / "whole").holds
+    assert whole.mechanism == promise_from_dict(json.loads(json.dumps(whole.mechanism.to_dict())))
+
+
+def test_runs_whose_events_do_not_compose_are_added(digits, tmp_path):
+    contents = []
+    for name, batches in (("a", "poisson"), ("b", "cyclic-poisson")):
+        Training(settings=quick(batches), splits=digits).start(tmp_path / name)
+        contents.append(read_ledger(Path(tmp_path / name / "public" / "ledger.jsonl")))
+    joint = joint_spending(contents)
+    promises = [promise_from_dict(each.header.mechanism) for each in contents]
+    apart = [promise.epsilon_after(12, delta=5e-4, accountant="pld") for promise in promises]
+    assert joint.epsilon == pytest.approx(sum(apart))
+
+
+def test_the_noise_that_training_sees_has_the_promised_covariance():
+    """On data without gradients (all inputs zero, a frozen bias) the update is the noise alone."""
+    diagonals = (1.0, 0.6, 0.3)
+    promise = MatrixMechanism(
+        strategy=BandedToeplitz(diagonals),
+        batches="cyclic-poisson",
+        groups=3,
+        sample_rate=0.5,
+        expected_batch_size=10.0,
+        max_grad_norm=2.0,
+        noise_multiplier=3.0,
+        releases=6,
+    )
+    model = nn.Linear(200, 100, bias=False)
+    data = TensorDataset(torch.zeros(60, 200), torch.zeros(60, dtype=torch.long))
+    engine = PrivacyEngine(seed=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine.make_private_by(promise, module=model, optimizer=optimizer, data_loader=data)
+    weights = [model.weight.detach().clone()]
+    for _ in engine.releases(F.cross_entropy):
+        weights.append(model.weight.detach().clone())
+    noise = torch.stack([before - after for before, after in itertools.pairwise(weights)])
+    noise = noise.flatten(1).double() * 10.0
+    column = np.array([*diagonals, 0, 0, 0])
+    matrix = np.array([[column[row - col] if row >= col else 0 for col in range(6)] for row in range(6)])
+    std = 3.0 * 2.0 * np.linalg.norm(column)
+    expected = std**2 * np.linalg.inv(matrix.T @ matrix)
+    found = (noise @ noise.T / noise.shape[1]).numpy()
+    assert np.abs(found - expected).max() < 0.06 * expected.max()
+    assert abs(expected[0, 1]) > 0.2 * expected[0, 0]  # correlated enough for this test to tell
+
+
+def test_steps_that_a_crash_took_are_skipped_and_never_made_again(digits):
+    settings = quick("cyclic-poisson", seed=None)
+    promise = planned_mechanism(settings, dataset_size=len(digits.train))
+    runs = [Training(settings=settings, splits=digits, mechanism=promise) for _ in range(2)]
+    for run in runs:
+        run._set_up(lambda number: None)
+    releases = runs[0].engine.releases(F.cross_entropy)
+    for _ in range(3):
+        next(releases)
+    state = runs[0].engine.state_dict()
+    runs[1].engine.load_state_dict(state, lost=2)
+    procedure = runs[1].engine._procedure
+    assert procedure is not None
+    made = list(runs[1].engine.releases(F.cross_entropy))
+    assert len(made) == 12 - 3 - 2
+    assert procedure.own_state()["correlated"]["position"] == 12
+    assert procedure.own_state()["sampler"]["position"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "blt", "batches": "cyclic-poisson"}, "no amplification is proved"),
+        ({"batches": "shuffled"}, "batches='shuffled'"),
+        ({"bands": 0}, "bands=0"),
+        ({"workload": "adam"}, "workload='adam'"),
+    ],
+)
+def test_combinations_without_a_proof_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        settings_from({"method": "matrix", "options": options})
+
+
+def test_more_bands_than_batches_in_an_epoch_are_refused():
+    with pytest.raises(InputError, match="groups=9 is not allowed"):
+        planned_mechanism(settings_from({"method": "matrix", "options": {"bands": 9}}), dataset_size=1437)
+
+
+def test_a_strategy_that_its_sampling_has_no_proof_for_is_refused_in_a_ledger_too():
+    promise = planned_mechanism(quick("cyclic-poisson"), dataset_size=1437)
+    with pytest.raises(InputError, match="groups=2"):
+        promise_from_dict({**promise.to_dict(), "groups": 2})
+    with pytest.raises(InputError, match="certificate=None"):
+        promise_from_dict({**promise.to_dict(), "batches": "balls-in-bins"})
+
+
+def test_calibration_meets_the_budget_and_picks_the_bands_with_the_least_error():
+    settings = settings_from({"method": "matrix", "dataset": "mnist", "epsilon": 3.0})
+    promise = planned_mechanism(settings, dataset_size=60000)
+    assert isinstance(promise, MatrixMechanism)
+    assert 2.9 < promise.epsilon_after(promise.releases, delta=1e-5, accountant="pld") <= 3.0
+    assert promise.strategy.bands is not None
+    assert promise.strategy.bands > 1
+    assert promise.epsilon_after(100, delta=1e-5, accountant="pld") < 1.5
+
+
+def test_a_forged_certificate_does_not_hold():
+    settings = quick("balls-in-bins")
+    promise = planned_mechanism(settings, dataset_size=1437)
+    described = promise.to_dict()
+    honest = promise.epsilon_after(12, delta=1e-3, accountant="pld")
+    assert honest == described["certificate"]["epsilon"]
+    described["certificate"] = {**described["certificate"], "epsilon": honest / 3}
+    forged = promise_from_dict(described)
+    assert forged.epsilon_after(12, delta=1e-3, accountant="pld") > 0.8 * honest
