@@ -21,7 +21,7 @@ from sluice.files import cache_dir
 from sluice.interrupts import sigterm_as_interrupt
 from sluice.tables.accuracy import Stock, take_stock, write_table
 from sluice.tables.accuracy_cells import Cell, Plan, PlannedCell, parse_overrides, plan_cells
-from sluice.tables.accuracy_jobs import run_cells
+from sluice.tables.accuracy_jobs import check_jobs, run_cells
 from sluice.tables.accuracy_results import source_state
 from sluice.tables.accuracy_run import Conditions, Outcome, forget_cell
 from sluice.tables.accuracy_table import Line, table_lines
@@ -96,6 +96,7 @@ def reproduce_accuracy(request: Request) -> None:
 
 
 def _check(request: Request) -> None:
+    check_jobs(jobs=request.jobs, backend=request.backend, scheduler=request.scheduler)
     processors = os.cpu_count() or 1
     if request.threads is not None and request.scheduler is None and not 1 <= request.threads <= processors:
         raise InputError(

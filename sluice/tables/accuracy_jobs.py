@@ -11,6 +11,7 @@ from joblib import Parallel, delayed, parallel_config
 from sluice import validate
 from sluice.errors import InputError
 from sluice.tables.accuracy_cells import PlannedCell
+from sluice.tables.accuracy_results import result_path, store_result
 from sluice.tables.accuracy_run import Conditions, Outcome, run_cell
 from sluice.training import Progress
 
@@ -34,11 +35,7 @@ def run_cells(
         scheduler: address of a Dask or Ray cluster; None starts a Dask cluster on this machine.
         report: called after every release, where cells are run one by one in this process.
     """
-    validate.one_of(BACKENDS, backend=backend)
-    if jobs is not None and jobs != -1:
-        validate.positive_integer(jobs=jobs)
-    if scheduler is not None and backend == "loky":
-        raise InputError(f"scheduler={scheduler!r} is not allowed for backend='loky': choose dask or ray.")
+    check_jobs(jobs=jobs, backend=backend, scheduler=scheduler)
     if not cells:
         return
     if backend == "loky" and jobs in (None, 1):
@@ -48,7 +45,19 @@ def run_cells(
     with _BACKENDS[backend](jobs, scheduler) as (count, options):
         # Cells are long, so they are handed out one by one; each result comes back when it is there.
         parallel = Parallel(n_jobs=count, batch_size=1, pre_dispatch="all", **options)
-        yield from parallel(delayed(run_cell)(planned, conditions) for planned in cells)
+        for outcome in parallel(delayed(run_cell)(planned, conditions) for planned in cells):
+            if outcome.result is not None and not result_path(conditions.results, outcome.cell).exists():
+                store_result(conditions.results, outcome.cell, outcome.result)  # the worker has a disk of its own
+            yield outcome
+
+
+def check_jobs(*, jobs: int | None, backend: str, scheduler: str | None) -> None:
+    """Refuse what no backend can do, before anything is run."""
+    validate.one_of(BACKENDS, backend=backend)
+    if jobs is not None and jobs != -1:
+        validate.positive_integer(jobs=jobs)
+    if scheduler is not None and backend == "loky":
+        raise InputError(f"scheduler={scheduler!r} is not allowed for backend='loky': choose dask or ray.")
 
 
 def _bound(
