@@ -24,6 +24,7 @@ from sluice.gradients.correlation import (
 )
 from sluice.gradients.gram import gram_norms
 from sluice.gradients.rules import Call, Rule, register
+from sluice.gradients.workspace import Lender
 
 #: Windows are copied for a few samples at a time, so that the copy stays in the processor's cache.
 _BLOCK_BYTES = 4 * 2**20
@@ -47,8 +48,11 @@ class CorrelationContribution(Contribution):
         geometry: Geometry,
         strategy: str,
         kept_bytes: int,
+        lender: Lender,
     ) -> None:
         super().__init__(parameter)
+        self._lender = lender
+        self._loan: object = None
         self._tap = tap
         self._source = source
         self._geometry = geometry
@@ -82,19 +86,27 @@ class CorrelationContribution(Contribution):
     def _explicit_norms(self, image: Tensor, maps: Tensor, *, keep: bool) -> Tensor:
         n, geometry = image.shape[0], self._geometry
         if keep and n * geometry.weight_size * image.element_size() <= self._kept_bytes:
-            self._gradients = self._formed(image, maps)
+            self._gradients, self._loan = self._lender((n, *self._each), maps)
+            self._form(image, maps, self._gradients)
             return squared_norms(self._gradients)
         parts = [squared_norms(self._formed(image[rows], maps[rows])) for rows in self._blocks(image)]
         return torch.cat(parts) if parts else maps.new_zeros(0)
 
+    @property
+    def _each(self) -> tuple[int, int]:
+        """Shape in which one gradient is formed."""
+        channels = self._geometry.map_channels
+        return channels, self._geometry.weight_size // channels
+
     def _formed(self, image: Tensor, maps: Tensor) -> Tensor:
-        geometry = self._geometry
-        size = geometry.weight_size // geometry.map_channels
-        out = maps.new_empty(image.shape[0], geometry.map_channels, size)
-        product = rows_product if prefers_rows(geometry) else windows_product
-        for rows in self._blocks(image):
-            product(image[rows], maps[rows], geometry, out[rows])
+        out = maps.new_empty(image.shape[0], *self._each)
+        self._form(image, maps, out)
         return out
+
+    def _form(self, image: Tensor, maps: Tensor, out: Tensor) -> None:
+        product = rows_product if prefers_rows(self._geometry) else windows_product
+        for rows in self._blocks(image):
+            product(image[rows], maps[rows], self._geometry, out[rows])
 
     def _blocks(self, image: Tensor) -> list[slice]:
         geometry, n = self._geometry, image.shape[0]
@@ -185,6 +197,7 @@ class _ConvolutionRule(Rule):
                     geometry=geometry,
                     strategy=call.strategy,
                     kept_bytes=call.options.kept_bytes,
+                    lender=call.lender,
                 )
             )
         if call.trainable(module.bias):

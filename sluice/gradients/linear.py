@@ -26,6 +26,7 @@ class LinearRule(Rule):
                     view=by_position,
                     strategy=call.strategy,
                     kept_bytes=call.options.kept_bytes,
+                    lender=call.lender,
                 )
             )
         if call.trainable(module.bias):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
 from sluice.gradients.gram import gram_norms
+from sluice.gradients.workspace import Lender
 
 #: Gradients that are not kept are formed for as many samples as fit into this.
 _BLOCK_BYTES = 8 * 2**20
@@ -35,6 +36,7 @@ class LinearContribution(Contribution):
         strategy: "auto", "gram" or "explicit".
         holds: the loan from which ``a`` or the tap's gradient has its memory.
         kept_bytes: explicit gradients up to this size stay for the weighted sum.
+        lender: gives them their memory; None for new memory.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class LinearContribution(Contribution):
         holds: object = None,
         strategy: str = "auto",
         kept_bytes: int = 0,
+        lender: Lender | None = None,
     ) -> None:
         super().__init__(parameter, rows=rows)
+        self._lender = lender
         self._holds = [holds]
         self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
         self._strategy = strategy
@@ -77,7 +81,12 @@ class LinearContribution(Contribution):
             return gram_norms(lambda rows: torch.bmm(a[rows], a[rows].transpose(1, 2)), b, self.per_sample)
         n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
         if keep and n * bytes_each <= self._kept_bytes:
-            self._gradients = torch.bmm(b.transpose(1, 2), a)
+            if self._lender is None:
+                self._gradients = torch.bmm(b.transpose(1, 2), a)
+            else:
+                self._gradients, loan = self._lender((n, outputs, inputs), a)
+                self._holds.append(loan)
+                torch.bmm(b.transpose(1, 2), a, out=self._gradients)
             return squared_norms(self._gradients)
         block = max(1, _BLOCK_BYTES // bytes_each)
         starts = range(0, n, block)

@@ -22,13 +22,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
 from sluice.gradients.contributions import Contribution, Tap
 from sluice.gradients.options import GradientOptions
-from sluice.gradients.workspace import Workspace
+from sluice.gradients.workspace import Lender, Workspace
 
 if TYPE_CHECKING:
     from sluice.gradients.capture import Recording
@@ -87,6 +88,11 @@ class Call:
     def argument(self, position: int, keyword: str) -> Any:
         """An argument of the call, however it was passed."""
         return self.inputs[position] if len(self.inputs) > position else self.keywords[keyword]
+
+    @property
+    def lender(self) -> Lender:
+        """Lends one tensor to this call, that of the chunk before where that one is gone."""
+        return partial(self.workspace.empty, (self.name, self.number))
 
     @property
     def strategy(self) -> str:

@@ -7,6 +7,7 @@ somebody still holds keeps what it has.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,10 @@ class Loan(Generic[T]):
 
     def __init__(self, thing: T) -> None:
         self.thing = thing
+
+
+#: Gives an uninitialised tensor of this shape, with the dtype and the device of another one, and the loan to hold.
+Lender = Callable[[tuple[int, ...], Tensor], tuple[Tensor, Loan[Tensor]]]
 
 
 class Workspace:
@@ -45,9 +50,7 @@ class Workspace:
 
     def empty(self, key: Hashable, shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, Loan[Tensor]]:
         """An uninitialised tensor with the dtype and the device of another one."""
-        size = 1
-        for length in shape:
-            size *= length
+        size = math.prod(shape)
         loan = self.borrow(
             (key, like.dtype, like.device),
             lambda: torch.empty(size, dtype=like.dtype, device=like.device),
