@@ -166,7 +166,7 @@ def weights_put_back(bench: Workbench) -> Iterator[tuple[dict[str, Tensor], dict
         Afterwards they are bit for bit what they were, also where the block ends by an exception.
     """
     weights = bench.updates.weights()
-    parameters = {name: p for name, p in bench.module.named_parameters() if name in weights}
+    parameters: dict[str, Tensor] = {name: p for name, p in bench.module.named_parameters() if name in weights}
     try:
         with torch.no_grad():
             yield parameters, weights

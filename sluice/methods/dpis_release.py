@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = 2.0**-10
 
 # C stays within this factor of the first one, whatever the noise says.
-CLIP_RANGE = 1000.0
+CLIP_RANGE = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
