@@ -61,13 +61,13 @@ def kernel_for(geometry: Geometry, *, then_sum: bool) -> str:
 
 
 def chunk_size(bytes_per_sample: int, *, sequential: bool) -> int:
-    """How many samples go through the model at once: a power of two from 64 to 512.
+    """How many samples go through the model at once: a power of two from 64 to 256.
 
     What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
-    matrix products too small, and more than 512 gain nothing. Recurrent layers take many small steps one after the
+    matrix products too small, and more than 256 gain nothing. Recurrent layers take many small steps one after the
     other (``sequential``), for which only many samples make up.
     """
     if sequential:
         return 256
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
-    return min(512, max(64, 1 << (fitting.bit_length() - 1)))
+    return min(256, max(64, 1 << (fitting.bit_length() - 1)))

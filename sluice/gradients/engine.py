@@ -16,7 +16,7 @@ from sluice.gradients.chunk import Chunk
 from sluice.gradients.opaque import OpaqueRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
-from sluice.gradients.probe import Axes, layout
+from sluice.gradients.probe import Axes, layout, takes_channels_last
 from sluice.gradients.trees import apply, batch_size, channels_last, take
 from sluice.gradients.validation import refuse_mixing
 from sluice.gradients.verification import verify
@@ -55,7 +55,7 @@ class PerSampleGradients:
         self._units = plan(module, options=self.options, opaque=OpaqueRule())
         self._axes: dict[tuple[str, int], Axes] = {}
         self._watch = Watch(self._units, options=self.options, axes=self._axes)
-        self._has_images = any(isinstance(module, nn.Conv2d) for module in self._units)
+        self._channels_last = False
         self._chunk_size = self.options.chunk_size or 64
         self._prepared = False
 
@@ -83,7 +83,7 @@ class PerSampleGradients:
         for start in range(0, size, self._chunk_size):
             samples = slice(start, min(start + self._chunk_size, size))
             yield self._run(
-                self._arranged(take(x, samples)), take(y, samples), loss, samples=samples, keep=not norms_only
+                self.arranged(take(x, samples)), take(y, samples), loss, samples=samples, keep=not norms_only
             )
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
@@ -108,9 +108,9 @@ class PerSampleGradients:
     def _device(self) -> torch.device:
         return next(iter(self._names)).device
 
-    def _arranged(self, x: Any) -> Any:
-        """Images stored as 2-D convolutions run fastest on a CPU; values are the same."""
-        return channels_last(x) if self._has_images else x
+    def arranged(self, x: Any) -> Any:
+        """Images stored as 2-D convolutions run fastest on a CPU, if the model is one that takes them so."""
+        return channels_last(x) if self._channels_last else x
 
     def prepare(self, x: Any) -> None:
         """Learn, from the first batch, where samples are, and check on two of them that the gradients are right."""
@@ -120,6 +120,8 @@ class PerSampleGradients:
             self._chunk_size = self.options.chunk_size or costs.chunk_size(
                 found.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
             )
+            if any(isinstance(module, nn.Conv2d) for module in self._units):
+                self._channels_last = takes_channels_last(self.module, x)
             if self.options.verify:
                 verify(self.module, self._watch, self._names, x, kept_bytes=self.options.kept_bytes)
             self._prepared = True

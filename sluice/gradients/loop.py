@@ -39,7 +39,7 @@ class LoopCapture:
     def attach(self) -> None:
         if not self._handles:
             self._handles = [
-                register_module_forward_pre_hook(self._before),
+                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other inputs
                 register_module_forward_hook(self._after, always_call=True),
             ]
 
@@ -79,9 +79,9 @@ class LoopCapture:
         self.expect(None)
         return self._gradients.chunk_of(recording)
 
-    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
-            return
+            return None
         if self._expected is None:
             raise InputError(
                 "the private module was called in training mode outside a step. To evaluate, call model.eval() and use "
@@ -109,6 +109,8 @@ class LoopCapture:
             self._preparing = False
         self._recording = self._gradients.recording(rows, by_hooks=True)
         self._end = self._gradients.begin(self._recording)
+        arranged: tuple[Any, ...] = self._gradients.arranged(inputs)
+        return arranged
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if module is self._gradients.module and self._end is not None:

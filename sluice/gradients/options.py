@@ -15,7 +15,7 @@ class GradientOptions:
     """Performance options of the gradient engine.
 
     Attributes:
-        chunk_size: samples that go through the model at once. None lets the cost model choose (64 to 512).
+        chunk_size: samples that go through the model at once. None lets the cost model choose (64 to 256).
         strategy: module name to kernel, for experiments: "gram" (norms from Gram matrices over positions),
             "explicit" (per-sample gradients are formed), "vmap" (treat the module and all in it as
             opaque), "loop" (the same, one sample after the other, for modules that vmap cannot run), "auto" (the

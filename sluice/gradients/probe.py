@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from sluice.gradients.plan import Unit
-from sluice.gradients.trees import apply, first_rows, leaves_in, tensors_in
+from sluice.gradients.trees import apply, channels_last, first_rows, leaves_in, tensors_in
 
 #: For each tensor among a call's arguments, the axis that holds the samples, or None.
 Axes = tuple[int | None, ...]
@@ -98,6 +98,23 @@ def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> tuple[
     finally:
         handle.remove()
     return seen, size
+
+
+def takes_channels_last(model: nn.Module, x: Any) -> bool:
+    """Whether images can be stored channels last without anyone noticing.
+
+    A model that calls ``view`` on feature maps cannot run so, and outputs that would be stored in another way could
+    break the loss.
+    """
+    few = first_rows(x, 2)
+    with undisturbed(model), torch.no_grad():
+        expected = apply(model, few)
+    try:
+        with undisturbed(model), torch.no_grad():
+            found = apply(model, channels_last(few))
+    except RuntimeError:
+        return False
+    return [t.stride() for t in tensors_in(expected)] == [t.stride() for t in tensors_in(found)]
 
 
 def probing_loss(output_tensors: list[Tensor]) -> Tensor:

@@ -56,3 +56,27 @@ def test_the_command_refuses_unknown_models(capsys):
         gradients(models="resnet")
     with pytest.raises(InputError, match="batches='x'"):
         gradients(models="transformer", batches="x")
+
+
+def test_hopeless_modes_are_measured_once_or_left_out(monkeypatch):
+    calls: dict[tuple[str, int], int] = {}
+    now = [0.0]
+    cost = {"plain": 0.001, "sluice": 0.001, "sluice, norms only": 0.001, "opacus hooks": 0.01, "opacus ghost": 0.4}
+
+    def make(method, scenario, net, size):
+        def step():
+            calls[method, size] = calls.get((method, size), 0) + 1
+            now[0] += cost[method] * size
+
+        return step
+
+    monkeypatch.setattr(module, "METHODS", tuple(cost))
+    monkeypatch.setattr(module, "make_step", make)
+    monkeypatch.setattr(module.time, "process_time", lambda: now[0])
+    results = measure(["transformer"], [8, 100], [1], repeats=3, memory=False, report=lambda line: None)
+    found = {(r.method, r.batch): r for r in results}
+    assert found["opacus hooks", 8].repeats == 3
+    assert found["opacus ghost", 8].repeats == 1
+    assert found["opacus ghost", 8].seconds == pytest.approx(3.2)
+    assert found["opacus ghost", 100].skipped == "would take about 40 s a step"
+    assert calls == {**{(m, b): 4 for m in cost for b in (8, 100) if m != "opacus ghost"}, ("opacus ghost", 8): 1}

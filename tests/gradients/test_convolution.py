@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sluice.gradients import GradientOptions, PerSampleGradients
+from sluice.gradients.loop import LoopCapture
 
 PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -122,3 +123,49 @@ def test_cancelling_terms_do_not_change_a_norm(oracle, channels, spread):
     engine = PerSampleGradients(net, options=GradientOptions(strategy={"": "gram"}))
     tolerance = 1e-5 + 2e-7 / spread  # what explicit gradients in float32 can keep
     torch.testing.assert_close(engine.norms(x, torch.zeros(4), loss).double(), truth.norms, rtol=tolerance, atol=0)
+
+
+class Viewing(nn.Module):
+    """Its forward fails on feature maps that are stored channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.convolution(x).view(x.shape[0], -1))
+
+
+def test_models_that_view_feature_maps_run(matches, reaching_loss):
+    matches(Viewing(), torch.randn(7, 3, 6, 6), torch.randn(7), reaching_loss)
+
+
+def test_losses_get_outputs_in_the_layout_that_the_model_gives_them():
+    def loss(output, y):
+        return output.view(output.shape[0], -1).square().sum(1)
+
+    x, net = torch.randn(5, 3, 6, 6), nn.Conv2d(3, 4, 3)
+    assert PerSampleGradients(net).norms(x, torch.zeros(5), loss).shape == (5,)
+
+
+@pytest.mark.parametrize("model", [Viewing(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))])
+def test_an_ordinary_loop_stores_images_as_is_fastest(model):
+    seen = []
+    capture = LoopCapture(PerSampleGradients(model, loss_reduction="sum"))
+    capture.attach()
+    try:
+        capture.expect(5)
+        x = torch.randn(5, 3, 6, 6)
+        handle = model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        output = model(x)
+        handle.remove()
+        output.square().sum().backward()
+        norms = capture.collect().norms
+    finally:
+        capture.detach()
+    assert x.is_contiguous()
+    assert torch.equal(seen[-1], x)
+    assert seen[-1].is_contiguous(memory_format=torch.channels_last) is not isinstance(model, Viewing)
+    engine = PerSampleGradients(model)
+    torch.testing.assert_close(norms, engine.norms(x, torch.zeros(5), lambda out, y: out.square().sum(1)))

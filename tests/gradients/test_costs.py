@@ -34,8 +34,8 @@ def test_grouped_convolutions_form_gradients():
     assert costs.kernel_for(square(240, 8, 64, groups=8), then_sum=True) == "explicit"
 
 
-@pytest.mark.parametrize(("each", "expected"), [(1, 512), (29_000, 512), (91_000, 128), (760_000, 64), (10**9, 64)])
-def test_chunks_have_64_to_512_samples(each, expected):
+@pytest.mark.parametrize(("each", "expected"), [(1, 256), (29_000, 256), (91_000, 128), (760_000, 64), (10**9, 64)])
+def test_chunks_have_64_to_256_samples(each, expected):
     assert costs.chunk_size(each, sequential=False) == expected
 
 

@@ -17,10 +17,22 @@ from sluice.errors import InputError
 from sluice.gradients.bench.scenarios import SCENARIOS
 from sluice.gradients.bench.steps import FLOORS, METHODS, Skipped, Step, make_step
 
+#: A method this many times slower than ours, or whose step takes this many seconds, is measured once, cold.
+_HOPELESS = 20.0
+_LONG_SECONDS = 4.0
+#: A mode of Opacus is left out where its time or memory on a smaller batch says that it would take more than this.
+_MOST_SECONDS = 30.0
+_MOST_MEGABYTES = 10_000.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Median time of one step of one method, and its peak memory beyond the model and the batch."""
+    """Median time of one step of one method, and its peak memory beyond the model and the batch.
+
+    Attributes:
+        repeats: how many steps the median is taken of.
+        skipped: why there is no time.
+    """
 
     model: str
     batch: int
@@ -29,6 +41,7 @@ class Measurement:
     seconds: float | None
     megabytes: float | None
     skipped: str | None
+    repeats: int = 0
 
 
 def measure(
@@ -55,23 +68,39 @@ def measure(
                     report(f"{model}, batch {batch}, {count} thread{'s' if count > 1 else ''}")
                     # Memory hardly depends on threads, so it is measured once.
                     with_memory = memory and count == threads[0]
-                    results.extend(_combination(model, batch, count, repeats=repeats, memory=with_memory))
+                    smaller = [r for r in results if r.model == model and r.batch < batch]
+                    results.extend(
+                        _combination(model, batch, count, repeats=repeats, memory=with_memory, smaller=smaller)
+                    )
     finally:
         torch.set_num_threads(before)
     return results
 
 
-def _combination(model: str, batch: int, threads: int, *, repeats: int, memory: bool) -> list[Measurement]:
+def _combination(
+    model: str, batch: int, threads: int, *, repeats: int, memory: bool, smaller: Sequence[Measurement]
+) -> list[Measurement]:
     scenario = SCENARIOS[model]
     torch.manual_seed(0)
     net = scenario.model()
+    # One thread is timed by the processor's clock, which other processes do not move; more need the clock on the wall.
+    clock = time.process_time if threads == 1 else time.perf_counter
+
+    def timed(step: Step) -> float:
+        start = clock()
+        step()
+        return clock() - start
+
     steps: dict[str, Step] = {}
     skipped: dict[str, str] = {}
     times: dict[str, list[float]] = {}
+    ours = float("inf")
     for method in METHODS:
         try:
+            if method.startswith("opacus"):
+                _refuse_hopeless([r for r in smaller if r.method == method], batch, threads)
             step = make_step(method, scenario, net, batch)
-            step()
+            first = timed(step)
         except Skipped as reason:
             skipped[method] = str(reason)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
@@ -80,15 +109,14 @@ def _combination(model: str, batch: int, threads: int, *, repeats: int, memory: 
             # A mode of another library that cannot run this model is a result, not a failure of the benchmark.
             skipped[method] = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
         else:
-            steps[method] = step
-            times[method] = []
-    # One thread is timed by the processor's clock, which other processes do not move; more need the clock on the wall.
-    clock = time.process_time if threads == 1 else time.perf_counter
+            ours = min(ours, first) if method == "sluice" else ours
+            if first > min(_LONG_SECONDS, _HOPELESS * ours):
+                times[method] = [first]
+            else:
+                steps[method], times[method] = step, []
     for _ in range(repeats):
         for method, step in steps.items():
-            start = clock()
-            step()
-            times[method].append(clock() - start)
+            times[method].append(timed(step))
     return [
         Measurement(
             model=model,
@@ -98,9 +126,20 @@ def _combination(model: str, batch: int, threads: int, *, repeats: int, memory: 
             seconds=statistics.median(times[method]) if method in times else None,
             megabytes=peak_memory(model, batch, method) if memory and method in times else None,
             skipped=skipped.get(method),
+            repeats=len(times.get(method, [])),
         )
         for method in METHODS
     ]
+
+
+def _refuse_hopeless(smaller: Sequence[Measurement], batch: int, threads: int) -> None:
+    """Time and memory grow at least in proportion to the batch where no smaller one was too much already."""
+    for result in smaller:
+        growth = batch / result.batch
+        if result.seconds is not None and result.threads == threads and result.seconds * growth > _MOST_SECONDS:
+            raise Skipped(f"would take about {result.seconds * growth:.0f} s a step")
+        if result.megabytes is not None and result.megabytes * growth > _MOST_MEGABYTES:
+            raise Skipped(f"would need about {result.megabytes * growth / 1000:.0f} GB")
 
 
 def peak_memory(model: str, batch: int, method: str) -> float:

@@ -45,7 +45,7 @@ def write_plot(results: Sequence[Measurement], target: Path) -> None:
     for axis, key in zip(axes.flat, keys, strict=False):
         group = [r for r in results if (r.model, r.batch, r.threads) == key and r.seconds is not None]
         floor = min(r.seconds for r in group if r.seconds is not None and not r.method.startswith(("sluice", "opacus")))
-        names = [r.method for r in group]
+        names = [r.method if r.repeats != 1 else f"{r.method} (once)" for r in group]
         values = [(r.seconds or 0.0) / floor for r in group]
         colours = [
             "tab:blue" if n.startswith("sluice") else "tab:grey" if n[0] in "pc" else "tab:orange" for n in names
