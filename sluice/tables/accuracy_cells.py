@@ -250,10 +250,12 @@ def _cells_of_row(
 def _settings(chosen: Mapping[str, Any], epsilon: float | None) -> TrainSettings:
     if epsilon is None:
         return settings_from(chosen)
-    if "noise_multiplier" in chosen and not method_of(chosen["method"]).epsilon_is_claimed:
-        # The noise is not made for the heading, which only says where the cell stands.
-        return replace(settings_from(chosen), epsilon=epsilon)
-    return settings_from({**chosen, "epsilon": epsilon})
+    if "noise_multiplier" not in chosen or method_of(chosen["method"]).epsilon_is_claimed:
+        return settings_from({**chosen, "epsilon": epsilon})
+    # Noise that is given is not made for the heading, which only picks the method's other settings.
+    given = {name: chosen[name] for name in ("noise_multiplier", "hidden_reference") if name in chosen}
+    others = {name: value for name, value in chosen.items() if name not in given}
+    return replace(settings_from({**others, "epsilon": epsilon}), **given)
 
 
 def _require_a_data_set(method: str, variant: str, datasets: Sequence[str]) -> None:

@@ -84,6 +84,15 @@ def test_dpsur_with_its_authors_settings_stands_under_its_heading():
     assert METHODS["dpsur"].target(settings) is None
 
 
+def test_noise_that_is_given_leaves_the_other_settings_of_the_heading():
+    noisy = plan("mnist", "dpsgd", (1.0, 3.0), overrides={"noise_multiplier": 2.5}, tag="s2.5").cells
+    assert [planned.settings.releases for planned in noisy] == [678, 1931]
+    assert {planned.settings.noise_multiplier for planned in noisy} == {2.5}
+    assert METHODS["dpsgd"].target(noisy[0].settings) is None
+    hidden = plan(methods="dpsr-cg", overrides={"noise_multiplier": 2.5, "hidden_reference": True}, tag="h").cells
+    assert hidden[0].settings.hidden_reference
+
+
 def test_a_variant_is_for_its_own_data_sets():
     found = plan("mnist,imdb", "dpsr-cg:bilstm")
     assert [planned.cell.dataset for planned in found.cells] == ["imdb"]

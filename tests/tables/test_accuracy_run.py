@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -205,14 +206,27 @@ def same_as_alone(plan: Plan, folder: Path, *, backend: str) -> None:
     assert take_stock(plan, where.results).open == ()
 
 
-def test_threads_of_one_process_take_turns_and_give_the_same_results(tmp_path, monkeypatch):
-    @contextmanager
-    def threading(jobs: int | None, scheduler: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-        with parallel_config(backend="threading"):
-            yield 2, {"return_as": "generator_unordered"}
+def test_cells_in_threads_of_one_process_take_turns(tmp_path, monkeypatch):
+    running, most = 0, 0
 
-    monkeypatch.setitem(accuracy_jobs._BACKENDS, "loky", threading)
-    same_as_alone(small_plan("non-private", (0, 1, 2)), tmp_path, backend="loky")
+    def run(planned: PlannedCell, *others: object) -> dict[str, Any]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.05)
+        running -= 1
+        return {"seed": planned.cell.seed}
+
+    @contextmanager
+    def threads(jobs: int | None, scheduler: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+        with parallel_config(backend="threading"):
+            yield 3, {"return_as": "generator_unordered"}
+
+    monkeypatch.setattr("sluice.tables.accuracy_run._run", run)
+    monkeypatch.setitem(accuracy_jobs._BACKENDS, "loky", threads)
+    outcomes = list(run_cells(small_plan("non-private", (0, 1, 2)).cells, conditions(tmp_path), jobs=3))
+    assert sorted(outcome.result["seed"] for outcome in outcomes if outcome.result) == [0, 1, 2]
+    assert most == 1
 
 
 def test_results_of_a_worker_with_a_disk_of_its_own_are_kept(tmp_path, monkeypatch):
