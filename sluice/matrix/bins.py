@@ -84,7 +84,7 @@ class BinsPair:
     def tilt(self, epsilon: float) -> float:
         """The factor s by which means are moved out; any is sound, and this one has the least bound."""
         found = optimize.minimize_scalar(
-            lambda x: self._log_bound(1 + math.exp(x), epsilon), bounds=(-5.0, 12.0), method="bounded"
+            lambda x: self._log_bound(1 + math.exp(x), epsilon), bounds=(-5.0, 8.0), method="bounded"
         )
         return 1 + math.exp(float(found.x))
 

@@ -7,7 +7,10 @@ import math
 import numpy as np
 from scipy import optimize
 
+from sluice.errors import InputError
+
 _PILOT_SHARE = 10
+_ROUNDING = 1e-7
 
 
 def upper_mean(values: np.ndarray, *, largest: float, failure_probability: float) -> float:
@@ -21,8 +24,13 @@ def upper_mean(values: np.ndarray, *, largest: float, failure_probability: float
         It holds for independent values in [0, largest] of the same law, at every sample size. Tests compare it with exact
         binomial bounds.
     """
-    if values.size < 2 * _PILOT_SHARE or not (values.min() >= 0 and values.max() <= largest * (1 + 1e-9)):
+    if values.size < 2 * _PILOT_SHARE:
         return largest
+    largest *= 1 + _ROUNDING
+    if not (values.min() >= 0 and values.max() <= largest):
+        raise InputError(
+            f"values from {values.min()} to {values.max()} are not allowed: they must be in [0, {largest}]."
+        )
     pilot, rest = np.split(values, [values.size // _PILOT_SHARE])
     needed = math.log(1 / failure_probability)
     # A little is added to the variance, as a pilot that saw no rare value knows nothing of them.

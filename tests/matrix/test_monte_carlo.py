@@ -111,6 +111,18 @@ def test_one_epoch_agrees_with_a_plain_simulation() -> None:
         assert abs(found.mean() - values.mean()) < 5 * error + 2e-3 * values.mean()
 
 
+def test_estimates_agree_with_jax_privacy() -> None:
+    # jax-privacy 2.0.0: experimental.monte_carlo.sample_generation.get_privacy_loss_sample(BallsInBinsSampling(
+    # iterations=60, cycle_length=10), 4 * norm, c_col, seed=1, num_samples=200_000), positive_sample True and False, then
+    # the mean of max(0, 1 - exp(1 - loss)) and its standard error.
+    theirs = {"remove": (2.362129e-3, 5.12e-5), "add": (2.339807e-3, 5.07e-5)}
+    strategy = BandedToeplitz((1.0, 0.5, 0.375, 0.3125, 0.25, 0.2, 0.15, 0.1))
+    pair = BinsPair.of(strategy, steps=60, bins=10, noise_multiplier=4.0)
+    for direction, (mean, error) in theirs.items():
+        found = pair.estimates(direction, epsilon=1.0, samples=50_000, seed=1)  # type: ignore[arg-type]
+        assert abs(found.mean() - mean) < 4 * math.hypot(error, found.std() / math.sqrt(found.size))
+
+
 def test_one_direction_or_no_confidence_would_not_do() -> None:
     """Negative controls: each shortcut under-reports where the whole procedure does not."""
     strategy, noise, epsilon = identity(), 0.9, 1.0
@@ -146,6 +158,8 @@ def test_confidence_bounds_are_nearly_those_of_exact_binomials() -> None:
     assert exact <= upper_mean(values, largest=1.0, failure_probability=1e-7) <= 1.15 * exact
     assert upper_mean(np.zeros(10), largest=0.3, failure_probability=0.1) == 0.3
     assert 0 < upper_mean(np.zeros(1000), largest=0.3, failure_probability=0.1) < 0.01
+    with pytest.raises(InputError, match="must be in"):
+        upper_mean(np.ones(1000), largest=0.3, failure_probability=0.1)
 
 
 def test_calibration_meets_its_target_and_can_be_repeated() -> None:
