@@ -7,8 +7,8 @@ from collections.abc import Mapping
 _IMAGES = ("mnist", "fashion-mnist", "cifar-10")
 _NOT_KNOWN = "Not known."
 _ONE_RUN = (
-    "Not known. The printed number is DPSUR's, made with another accountant and its own number of updates; some of "
-    "those cells are the last accuracy of one run."
+    "Not known. Batch, rate and number of updates are those behind the printed number, which is DPSUR's; some of its "
+    "cells are the last accuracy of one run."
 )
 _AS_CODED = (
     "The authors' code is not the printed algorithm: gradients keep a length of up to S (8, 6, 3 by data set) while the "
@@ -63,6 +63,8 @@ _REASONS: dict[tuple[str, str], str] = {
 
 def reason_below(dataset: str, method: str, *, budget_is_proved: bool) -> str:
     """Why ours may be below the printed number. It explains nothing where ours is above."""
+    if method == "dpsur" and not budget_is_proved:
+        return "Not known. The printed row is the paper's own run of DPSUR, under another accounting than its authors'."
     reason = _reason(_REASONS, dataset, method)
     if budget_is_proved and method in ("dpsur", "dpagd", "matrix"):
         reason += " Ours holds the heading's epsilon as proved, which takes more noise."

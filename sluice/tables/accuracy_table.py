@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice import serial
-from sluice.tables.accuracy_cells import Cell, Plan
+from sluice.tables.accuracy_cells import VARIANTS, Cell, Plan
 from sluice.tables.accuracy_printed import PrintedCell, printed_cell
 from sluice.tables.accuracy_reasons import reason_below
 
@@ -77,6 +77,9 @@ class Line:
         """Why ours is below the printed number; empty where it is not."""
         if self.difference is None or self.difference >= -0.005:
             return ""
+        variant = self.row.partition(":")[2]
+        if variant and (self.method, variant) not in VARIANTS:
+            return "Run with other settings than the method's own."
         return reason_below(self.dataset, self.method, budget_is_proved=self.sound is not None)
 
 
@@ -96,7 +99,7 @@ def table_lines(
                 if owner == dataset and epsilon in (None, heading):
                     lines.append(_line(cells, heading, results, failures))
             for (owner, row), reason in plan.left_out.items():
-                if owner == dataset:
+                if owner == dataset and ":" not in row:
                     lines.append(_empty_line(dataset, heading, row, reason))
     return lines
 

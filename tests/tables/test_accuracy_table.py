@@ -147,7 +147,24 @@ def test_reasons_are_given_below_the_printed_number_only():
     assert reason_below("imdb", "dpsr-cg", budget_is_proved=True).startswith("Not known")
     assert reason_below("mnist", "something new", budget_is_proved=True) == "Not known."
     assert "takes more noise" in reason_below("mnist", "dpsur", budget_is_proved=True)
-    assert "takes more noise" not in reason_below("mnist", "dpsur", budget_is_proved=False)
+    assert "the paper's own run" in reason_below("mnist", "dpsur", budget_is_proved=False)
+
+
+def test_settings_of_somebodys_own_are_not_explained_by_the_methods_reasons():
+    tagged = plan_cells(
+        datasets=["mnist"], methods=["dpsr-cg"], epsilons=[3.0], seeds=[0], overrides={"lr": 0.2}, tag="lr0.2"
+    )
+    (line,) = lines_of(tagged, {("dpsr-cg:lr0.2", 0): result(0.98)})
+    assert line.reason == "Run with other settings than the method's own."
+
+
+def test_a_variant_has_no_line_where_it_does_not_exist():
+    lines = lines_of(plan("dpsgd,dpsr-cg:bilstm", "mnist,imdb"), {})
+    assert [(line.dataset, line.row) for line in lines] == [
+        ("mnist", "dpsgd"),
+        ("imdb", "dpsgd"),
+        ("imdb", "dpsr-cg:bilstm"),
+    ]
 
 
 def everything() -> list[Line]:
