@@ -137,7 +137,7 @@ def conditioning_renyi(mechanism: Dpsur, orders: Sequence[float] = CLASSICAL_ORD
     """
     step = as_release(mechanism.step_event)
     assert step is not None
-    return _selection(mechanism).conditioning_renyi(np.array(orders), renyi_divergences(step, orders))
+    return _selection(mechanism).conditioning_renyi(np.array(orders), renyi_divergences(step, np.array(orders)))
 
 
 @lru_cache(maxsize=64)
