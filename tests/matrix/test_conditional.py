@@ -160,3 +160,15 @@ def test_one_gaussian_where_everybody_takes_part() -> None:
 def test_negative_coefficients_are_refused() -> None:
     with pytest.raises(InputError, match="negative coefficients"):
         conditional_epsilon(BandedToeplitz((1.0, -0.2)), steps=5, sample_rate=0.1, noise_multiplier=1.0, delta=1e-5)
+
+
+def test_what_the_coins_take_of_delta_is_not_there_for_the_rows() -> None:
+    strategy = BandedToeplitz((1.0, 0.5))
+    few, half, nearly_all = (
+        conditional_epsilon(
+            strategy, steps=50, sample_rate=0.02, noise_multiplier=3.0, delta=1e-5, tail_share=share
+        ).epsilon
+        for share in (1e-6, 0.5, 1 - 1e-4)
+    )
+    assert half < few
+    assert half < 0.8 * nearly_all
