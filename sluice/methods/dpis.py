@@ -8,10 +8,10 @@ the sum over (rate N) estimates the mean clipped gradient without bias. From the
 the sum of clipped norms, which sets the next rate, and the number of clipped gradients, which sets the next C.
 
 Accounting: sound, at the worst rate. No record is a candidate more often than ``sample_rate`` says, and everything that
-is released together is one Gaussian release from the candidates (docs/methods-dpis.md, section 3); PLD or RDP. What the
-paper claims beyond that, a smaller cost because most records are sampled less often, is not used: the rates depend on
-the records, and no bound for the worst record gains from those of the others. How noise is shared between the three
-sums, and how rate and C are adapted, are choices made here.
+is released together is one Gaussian release from the candidates (docs/methods-dpis.md, section 3); PLD or RDP. No
+smaller cost is claimed because most records are sampled less often: those rates depend on the records, and no bound for
+the worst record gains from them (section 4). How noise is shared between the three sums, and how rate and C are adapted,
+are choices made here.
 """
 
 from __future__ import annotations

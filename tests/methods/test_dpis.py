@@ -328,7 +328,7 @@ def test_the_bound_is_attained_by_a_record_that_is_always_kept():
 
 
 def test_accounting_with_the_record_s_own_rate_is_caught():
-    """What the paper's gain would need: the rate at which z is kept, though it is looked at more often."""
+    """The rate at which z is kept is not enough: it is looked at, and counted in the statistics, more often."""
     one = promise(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=1.0, norm_noise=1.5, count_noise=1.0)
     laws = [densities(others, one, rate=0.5, clip=1.0) for others in ([0.4, 0.2], [0.4])]
     event = as_release(plain_release(sampling_probability=0.1, noise_multiplier=one.effective_noise_multiplier))
