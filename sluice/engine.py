@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset
 
 from sluice import validate
 from sluice.accounting.calibration import calibrate
+from sluice.arguments import gate_with, sample_rate_of, scaling_with, total_releases
 from sluice.batches import Batches
 from sluice.checkpoint import load_checkpoint, save_checkpoint
 from sluice.errors import InputError
-from sluice.gate import ClippingBiasGate, Gate
+from sluice.gate import Gate
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.loader import PrivateLoader
@@ -32,8 +32,7 @@ from sluice.promise import Promise
 from sluice.recording import LedgerRecorder, ledger_header
 from sluice.release import Releaser
 from sluice.runs import configuration_hash
-from sluice.sampling import exact_sample_rate
-from sluice.scaling import Clip, GlobalScaling, ScalingRule
+from sluice.scaling import ScalingRule
 from sluice.workbench import Loss, Workbench
 
 
@@ -121,15 +120,15 @@ class PrivacyEngine:
         """
         self._require_unused()
         batches = Batches(data_loader)
-        rate = self._sample_rate(sample_rate, data_loader, batches.size)
+        rate = sample_rate_of(sample_rate, data_loader, batches.size)
         per_epoch = math.ceil(1 / rate)
         mechanism = Mechanism(
             sample_rate=rate,
             expected_batch_size=rate * batches.size,
-            scaling=_scaling_with(scaling, max_grad_norm),
+            scaling=scaling_with(scaling, max_grad_norm),
             noise_multiplier=noise_multiplier,
-            releases=_total_releases(releases, epochs, per_epoch),
-            gate=_gate_with(gate, scaling, max_grad_norm),
+            releases=total_releases(releases, epochs, per_epoch),
+            gate=gate_with(gate, scaling, max_grad_norm),
             preparation=preparation,
         )
         recorder = None
@@ -195,10 +194,10 @@ class PrivacyEngine:
         those of `make_private`.
         """
         size = Batches(data_loader).size
-        rate = self._sample_rate(sample_rate, data_loader, size)
+        rate = sample_rate_of(sample_rate, data_loader, size)
         chosen = calibrate(
             sample_rate=rate,
-            releases=_total_releases(releases, epochs, math.ceil(1 / rate)),
+            releases=total_releases(releases, epochs, math.ceil(1 / rate)),
             target_epsilon=target_epsilon,
             target_delta=target_delta,
             gate=gate,
@@ -456,50 +455,3 @@ class PrivacyEngine:
     def _require_unused(self) -> None:
         if self._promise is not None:
             raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
-
-    @staticmethod
-    def _sample_rate(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:
-        if isinstance(source, DataLoader) and not isinstance(source.sampler, RandomSampler | SequentialSampler):
-            raise InputError(
-                f"data_loader samples by {type(source.sampler).__name__}, which Poisson sampling would replace. Give a "
-                "loader without a sampler of its own, and put weights or subsets into the data set."
-            )
-        if given is not None:
-            validate.fraction(sample_rate=given)
-            return float(given)
-        if not isinstance(source, DataLoader) or source.batch_size is None:
-            raise InputError(
-                "sample_rate=None is not allowed here: give a number in (0, 1], or a loader with batch_size."
-            )
-        return exact_sample_rate(batch_size=source.batch_size, dataset_size=size)
-
-
-def _total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> int:
-    if (releases is None) == (epochs is None):
-        raise InputError(f"releases={releases}, epochs={epochs} is not allowed: give exactly one of the two.")
-    if epochs is not None:
-        validate.positive_integer(epochs=epochs)
-        return epochs * per_epoch
-    validate.positive_integer(releases=releases)
-    assert releases is not None
-    return releases
-
-
-def _scaling_with(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
-    validate.positive(max_grad_norm=max_grad_norm)
-    if scaling is None:
-        return Clip(max_grad_norm=max_grad_norm)
-    if scaling.max_grad_norm not in (1.0, max_grad_norm):
-        raise InputError(
-            f"scaling.max_grad_norm={scaling.max_grad_norm} contradicts max_grad_norm={max_grad_norm}: give one of them, "
-            "or the same number twice."
-        )
-    return replace(scaling, max_grad_norm=max_grad_norm)
-
-
-def _gate_with(gate: Gate | None, scaling: ScalingRule | None, max_grad_norm: float) -> Gate | None:
-    """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""
-    if isinstance(gate, ClippingBiasGate) and gate.small_norm is None:
-        bound = scaling.bound if isinstance(scaling, GlobalScaling) else max_grad_norm
-        return replace(gate, small_norm=min(bound, gate.large_norm))
-    return gate
