@@ -17,7 +17,7 @@ from sluice.errors import InputError
 from sluice.gradients.bench.scenarios import SCENARIOS
 from sluice.gradients.bench.steps import FLOORS, METHODS, Skipped, Step, make_step
 
-#: A method this many times slower than ours, or whose step takes this many seconds, is measured once, cold.
+#: A mode of Opacus this many times slower than ours, or whose step takes this many seconds, is measured once, cold.
 _HOPELESS = 20.0
 _LONG_SECONDS = 4.0
 #: A mode of Opacus is left out where its time or memory on a smaller batch says that it would take more than this.
@@ -110,7 +110,7 @@ def _combination(
             skipped[method] = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
         else:
             ours = min(ours, first) if method == "sluice" else ours
-            if first > min(_LONG_SECONDS, _HOPELESS * ours):
+            if method.startswith("opacus") and first > min(_LONG_SECONDS, _HOPELESS * ours):
                 times[method] = [first]
             else:
                 steps[method], times[method] = step, []
