@@ -47,9 +47,8 @@ def write_plot(results: Sequence[Measurement], target: Path) -> None:
         floor = min(r.seconds for r in group if r.seconds is not None and not r.method.startswith(("sluice", "opacus")))
         names = [r.method if r.repeats != 1 else f"{r.method} (once)" for r in group]
         values = [(r.seconds or 0.0) / floor for r in group]
-        colours = [
-            "tab:blue" if n.startswith("sluice") else "tab:grey" if n[0] in "pc" else "tab:orange" for n in names
-        ]
+        kinds = {"sluice": "tab:blue", "opacus": "tab:orange"}
+        colours = [kinds.get(name.split(",")[0].split()[0], "tab:grey") for name in names]
         axis.barh(names, values, color=colours)
         for i, value in enumerate(values):
             axis.text(value, i, f" {value:.2f}", va="center", fontsize=7)
