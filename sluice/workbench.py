@@ -66,7 +66,7 @@ class Workbench:
         parts = [torch.zeros(0, dtype=torch.float64)]
         with torch.no_grad(), evaluating(self.module):
             for x, y in self.pairs(indices):
-                output = apply(self.module, x)
+                output = apply(self.module, self.gradients.arranged(x))
                 each = torch.func.vmap(lambda out, target: loss(out.unsqueeze(0), target.unsqueeze(0)).sum())
                 parts.append(each(output, y).double().cpu())
         return torch.cat(parts)
