@@ -46,7 +46,8 @@ _REASONS: dict[tuple[str, str], str] = {
         "dpagd",
         "",
     ): "The code behind the printed number is not DPAGD: it applies its trial steps one after another and never "
-    "takes them back, and accounts for one-sided exponential noise as if it were Gaussian.",
+    "takes them back, and accounts for one-sided exponential noise as if it were Gaussian. A real line search made "
+    "little way on its net: 78 % of MNIST's held-out records after 40 measurements, so ours trains a linear model.",
     (
         "dpis",
         "",
