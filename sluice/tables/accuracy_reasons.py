@@ -67,7 +67,7 @@ def reason_below(dataset: str, method: str, *, budget_is_proved: bool) -> str:
     if method == "dpsur" and not budget_is_proved:
         return "Not known. The printed row is the paper's own run of DPSUR, under another accounting than its authors'."
     reason = _reason(_REASONS, dataset, method)
-    if budget_is_proved and method in ("dpsur", "dpagd", "matrix"):
+    if budget_is_proved and method in ("dpsur", "dpagd"):
         reason += " Ours holds the heading's epsilon as proved, which takes more noise."
     return reason
 
