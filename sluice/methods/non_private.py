@@ -110,7 +110,7 @@ def plan(settings: TrainSettings, dataset_size: int) -> NonPrivate:
 
 _NETS: dict[str, dict[str, Any]] = {
     "mnist": {"model": "pixel-cnn", "lr": 0.05, "batch_size": 128},
-    "fashion-mnist": {"model": "pixel-cnn", "lr": 0.05, "batch_size": 128},
+    "fashion-mnist": {"features": "scattering", "model": "scattering-cnn", "lr": 0.02, "batch_size": 128},
     "cifar-10": {"features": "scattering", "model": "scattering-cnn", "lr": 0.02, "batch_size": 128},
     "imdb": {"model": "bilstm", "optimizer": "adam", "lr": 0.0002, "batch_size": 32},
 }
