@@ -306,7 +306,8 @@ class CorrelatedSteps(Procedure):
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state["sampler"])
         self._release.load_state_dict(state["correlated"])
-        for _ in range(self.lost):
+        # A state saved after an earlier crash has skipped what that one took.
+        for _ in range(self.spent - self._release.position):
             self._release.skip()
             if not isinstance(self._sampler, PoissonSampler):
                 self._sampler.skip()

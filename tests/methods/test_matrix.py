@@ -128,6 +128,25 @@ def test_steps_that_a_crash_took_are_skipped_and_never_made_again():
     assert state["sampler"]["position"] == 12
 
 
+def test_a_second_crash_does_not_skip_what_the_first_one_took_again():
+    promise = planned_mechanism(quick("cyclic-poisson", batch_size=20), dataset_size=90)
+    data = TensorDataset(torch.randn(90, 5), torch.arange(90) % 3)
+    engines = []
+    for _ in range(3):
+        model = nn.Linear(5, 3)
+        engines.append(PrivacyEngine())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engines[-1].make_private_by(promise, module=model, optimizer=optimizer, data_loader=data)
+    first, second, third = engines
+    assert next(first.releases(F.cross_entropy)) == 1
+    second.load_state_dict(first.state_dict(), lost=2)
+    assert next(second.releases(F.cross_entropy)) == 2
+    third.load_state_dict(second.state_dict(), lost=3)
+    state = third.state_dict()["releases"]
+    assert state["correlated"]["position"] == state["sampler"]["position"] == 2 + 3
+    assert len(list(third.releases(F.cross_entropy))) == 12 - 5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
