@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -229,6 +230,17 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
     settings = TrainSettings(**{**defaults, **chosen})
     _require_effect(settings, overrides)
     return settings
+
+
+def assignment(item: str, *, argument: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` as typed: the value is read as JSON where it is that, and as a word otherwise."""
+    name, equals, text = item.partition("=")
+    if not equals or not name:
+        raise InputError(f"{argument}={item!r} is not allowed: it must be NAME=VALUE, such as lr=0.2.")
+    try:
+        return name, json.loads(text)
+    except json.JSONDecodeError:
+        return name, text
 
 
 def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:

@@ -175,11 +175,12 @@ def train(
     """
     given = dict(locals())
     from sluice.cli.train_output import Screen, print_plan, print_result, result_as_json
+    from sluice.settings import assignment
     from sluice.training import recorded_run
 
     overrides = _given_settings(given)
     if option:
-        overrides["options"] = _options(option)
+        overrides["options"] = dict(assignment(item, argument="option") for item in option)
     operation = _Operation(
         data_dir=data_dir,
         checkpoint_every=checkpoint_every,
@@ -214,24 +215,6 @@ def _given_settings(given: dict[str, Any]) -> dict[str, Any]:
 
     names = {field.name for field in fields(TrainSettings)}
     return {name: value for name, value in given.items() if name in names and value is not None}
-
-
-def _options(given: list[str]) -> dict[str, Any]:
-    """Options as typed: each value is read as JSON where it is that, and as a word otherwise."""
-    import json
-
-    from sluice.errors import InputError
-
-    options: dict[str, Any] = {}
-    for item in given:
-        name, equals, text = item.partition("=")
-        if not equals or not name:
-            raise InputError(f"option={item!r} is not allowed: write NAME=VALUE, as in -o validation_noise=1.3.")
-        try:
-            options[name] = json.loads(text)
-        except json.JSONDecodeError:
-            options[name] = text
-    return options
 
 
 def _refuse_settings(named: list[str]) -> None:

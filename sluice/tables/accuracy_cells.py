@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from sluice.data import names as data_set_names
 from sluice.errors import InputError
 from sluice.methods import METHODS, dpsur, method_of
 from sluice.methods.reference import nearest
-from sluice.settings import TrainSettings, settings_from
+from sluice.settings import TrainSettings, assignment, settings_from
 from sluice.tables.accuracy_printed import DATASETS, has_printed_row
 
 ALL = "all"
@@ -170,13 +169,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
     """From ``NAME=VALUE`` to settings. Values are JSON, else plain text; ``options.NAME`` is an option of the method."""
     found: dict[str, Any] = {}
     for item in items:
-        name, equals, text = item.partition("=")
-        if not equals or not name:
-            raise InputError(f"set={item!r} is not allowed: it must be NAME=VALUE, such as lr=0.2.")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
+        name, value = assignment(item, argument="set")
         prefix, dot, option = name.partition(".")
         if prefix == "options" and dot:
             found.setdefault("options", {})[option] = value

@@ -46,7 +46,7 @@ def test_an_unknown_method_is_refused_with_the_names_there_are(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-o", "validation_noise"], "write NAME=VALUE"),
+        (["-o", "validation_noise"], "must be NAME=VALUE"),
         (["-o", "validation_noise=loud"], "validation_noise='loud'"),
         (["-o", "bands=2"], "no option bands"),
     ],
