@@ -48,7 +48,7 @@ class Promise(ABC):
     claims_beside_proof: ClassVar[bool] = False
 
     releases: int
-    preparation: tuple[float, ...]
+    preparation: tuple[float, ...] = ()
 
     @property
     @abstractmethod

@@ -120,7 +120,6 @@ class AdaptiveBudget(Promise):
     gradient_rate: float
     loss_rate: float
     releases: int
-    preparation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validate.positive(
@@ -167,13 +166,11 @@ class AdaptiveBudget(Promise):
         return AdaptiveDescent(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        del data["preparation"]
-        return {"kind": self.kind, **data}
+        return {"kind": self.kind, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AdaptiveBudget:
-        names = [field.name for field in fields(cls) if field.name != "preparation"]
+        names = [field.name for field in fields(cls)]
         serial.require_keys(data, what="mechanism", required=("kind", *names))
         return cls(**{name: data[name] for name in names})
 

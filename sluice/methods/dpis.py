@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
@@ -101,7 +101,6 @@ class ImportanceSampling(Promise):
     clip_rate: float
     clip_target: float
     releases: int
-    preparation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validate.positive_integer(dataset_size=self.dataset_size, releases=self.releases)
@@ -173,16 +172,11 @@ class ImportanceSampling(Promise):
         return ImportanceReleaser(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        del data["preparation"]
-        return {"kind": self.kind, **data}
+        return {"kind": self.kind, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ImportanceSampling:
-        names = (
-            *("dataset_size", "wanted_rate", "sample_rate", "first_clip_norm", "noise_multiplier", "norm_noise"),
-            *("count_noise", "norm_decay", "clip_rate", "clip_target", "releases"),
-        )
+        names = [field.name for field in fields(cls)]
         serial.require_keys(data, what="mechanism", required=("kind", *names))
         return cls(**{name: data[name] for name in names})
 

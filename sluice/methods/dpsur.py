@@ -95,7 +95,6 @@ class DpsurMechanism(Promise):
     loss_clip: float
     threshold: float
     releases: int
-    preparation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validate.positive(
@@ -159,15 +158,13 @@ class DpsurMechanism(Promise):
         return SelectiveUpdates(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict(), "preparation": []}
+        return {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DpsurMechanism:
         names = [field.name for field in fields(cls)]
         serial.require_keys(data, what="mechanism", required=("kind", *names))
-        if data["preparation"]:
-            raise InputError(f"preparation={data['preparation']!r} is not allowed for dpsur: it has none.")
-        given = {name: data[name] for name in names if name != "preparation"}
+        given = {name: data[name] for name in names}
         return cls(**{**given, "scaling": scaling_from_dict(data["scaling"])})
 
 

@@ -109,7 +109,6 @@ class MatrixMechanism(Promise):
     noise_multiplier: float
     releases: int
     certificate: MonteCarloDelta | None = None
-    preparation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validate.one_of(BATCHES, batches=self.batches)
@@ -204,16 +203,14 @@ class MatrixMechanism(Promise):
         certificate = None if self.certificate is None else asdict(self.certificate)
         if certificate is not None:
             certificate["estimates"] = list(certificate["estimates"])
-        described: dict[str, Any] = {"strategy": self.strategy.to_dict(), "certificate": certificate, "preparation": []}
+        described: dict[str, Any] = {"strategy": self.strategy.to_dict(), "certificate": certificate}
         return {"kind": self.kind, **values, **described}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MatrixMechanism:
         names = [field.name for field in fields(cls)]
         serial.require_keys(data, what="mechanism", required=("kind", *names))
-        if data["preparation"]:
-            raise InputError(f"preparation={data['preparation']!r} is not allowed for matrix: it has none.")
-        given = {name: data[name] for name in names if name != "preparation"}
+        given = {name: data[name] for name in names}
         return cls(
             **{
                 **given,

@@ -36,7 +36,6 @@ class NonPrivate(Promise):
 
     batch_size: int
     releases: int
-    preparation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validate.positive_integer(batch_size=self.batch_size, releases=self.releases)
