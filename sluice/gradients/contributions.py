@@ -50,6 +50,14 @@ def squared_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.flatten(1), dim=1).square_()
 
 
+def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
+    """``sum_i weights[i] * gradients[i]`` of matrices ``[n, a, b]``, whichever of the last two axes is the inner one."""
+    weights = weights.to(gradients.dtype)
+    if gradients.stride(1) < gradients.stride(2):
+        return weighted(gradients.transpose(1, 2), weights).t()
+    return (weights @ gradients.flatten(1)).view(gradients.shape[1:])
+
+
 def zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """A copy whose given rows (a boolean mask) are exactly zero, whatever was there: 0 * inf must not survive."""
     return tensor.masked_fill(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)

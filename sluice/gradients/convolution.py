@@ -12,9 +12,18 @@ from torch.nn import functional
 
 from sluice.errors import UnsupportedModuleError
 from sluice.gradients import costs
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, sum_over_positions, working, zero_rows
+from sluice.gradients.contributions import (
+    Contribution,
+    Tap,
+    squared_norms,
+    sum_over_positions,
+    weighted,
+    working,
+    zero_rows,
+)
 from sluice.gradients.correlation import (
     Geometry,
+    offsets,
     padded,
     prefers_rows,
     rows_product,
@@ -23,6 +32,7 @@ from sluice.gradients.correlation import (
     windows_product,
 )
 from sluice.gradients.gram import gram_norms
+from sluice.gradients.native import kernels
 from sluice.gradients.rules import Call, Rule, register
 from sluice.gradients.workspace import Lender
 
@@ -49,10 +59,12 @@ class CorrelationContribution(Contribution):
         strategy: str,
         kept_bytes: int,
         lender: Lender,
+        compiled: bool = False,
     ) -> None:
         super().__init__(parameter)
         self._lender = lender
         self._loan: object = None
+        self._compiled = compiled and geometry.groups == 1
         self._tap = tap
         self._source = source
         self._geometry = geometry
@@ -69,28 +81,49 @@ class CorrelationContribution(Contribution):
 
     def norms_squared(self, *, keep: bool) -> Tensor:
         image, maps = self._image_and_maps()
-        kernel = self._kernel(keep)
+        compiled = self._compiled and kernels.available(image, maps)
+        kernel = self._kernel(keep, compiled)
         if kernel == "explicit":
-            return self._explicit_norms(image, maps, keep=keep)
+            return self._explicit_norms(image, maps, keep=keep, compiled=compiled)
         gram = window_gram if kernel == "pixel_gram" else window_gram_from_windows
         return gram_norms(lambda rows: gram(image[rows], self._geometry), maps, self.per_sample)
 
-    def _kernel(self, keep: bool) -> str:
+    def _kernel(self, keep: bool, compiled: bool) -> str:
         geometry = self._geometry
         if self._strategy == "auto":
-            return costs.kernel_for(geometry, then_sum=keep)
+            return costs.kernel_for(geometry, then_sum=keep, compiled=compiled)
         if self._strategy == "gram" and geometry.groups == 1:
             return "pixel_gram" if costs.pixel_gram(geometry) < costs.window_gram(geometry) else "window_gram"
         return "explicit"
 
-    def _explicit_norms(self, image: Tensor, maps: Tensor, *, keep: bool) -> Tensor:
+    def _explicit_norms(self, image: Tensor, maps: Tensor, *, keep: bool, compiled: bool) -> Tensor:
         n, geometry = image.shape[0], self._geometry
-        if keep and n * geometry.weight_size * image.element_size() <= self._kept_bytes:
-            self._gradients, self._loan = self._lender((n, *self._each), maps)
+        keep = keep and n * geometry.weight_size * image.element_size() <= self._kept_bytes
+        outputs, inputs = self._each
+        if compiled:
+            formed = None
+            if keep:
+                formed, self._loan = self._lender((n, inputs, outputs), maps)
+                self._gradients = formed.transpose(1, 2)
+            return self._compiled_norms(image, maps, into=formed)
+        if keep:
+            self._gradients, self._loan = self._lender((n, outputs, inputs), maps)
             self._form(image, maps, self._gradients)
             return squared_norms(self._gradients)
         parts = [squared_norms(self._formed(image[rows], maps[rows])) for rows in self._blocks(image)]
         return torch.cat(parts) if parts else maps.new_zeros(0)
+
+    def _compiled_norms(self, image: Tensor, maps: Tensor, *, into: Tensor | None) -> Tensor:
+        geometry, n = self._geometry, image.shape[0]
+        windows, places = offsets(geometry)
+        # Padding is a copy, made for a few samples at a time as well.
+        block = max(1, _BLOCK_BYTES // max(1, image[:1].numel() * 4)) if any(geometry.padding) else max(1, n)
+        squares = maps.new_empty(n)
+        for start in range(0, n, block):
+            rows = slice(start, min(start + block, n))
+            part = None if into is None else into[rows]
+            squares[rows] = kernels.correlate(padded(image[rows], geometry), windows, places, maps[rows], into=part)[0]
+        return squares
 
     @property
     def _each(self) -> tuple[int, int]:
@@ -129,9 +162,7 @@ class CorrelationContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._gradients is not None:
-            flat = self._gradients.flatten(1)
-            total = weights.to(flat.dtype) @ flat
-            return self._shaped(total.view(self._gradients.shape[1:])).reshape(self.shape)
+            return self._shaped(weighted(self._gradients, weights)).reshape(self.shape)
         image, maps = self._image_and_maps()
         geometry = self._geometry
         scaled = maps * weights.to(maps.dtype).view(-1, 1, 1)
@@ -198,6 +229,7 @@ class _ConvolutionRule(Rule):
                     strategy=call.strategy,
                     kept_bytes=call.options.kept_bytes,
                     lender=call.lender,
+                    compiled=call.options.compiled,
                 )
             )
         if call.trainable(module.bias):

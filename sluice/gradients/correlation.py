@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,6 +67,19 @@ def unfolded(image: Tensor, geometry: Geometry, axes: int) -> Tensor:
     offsets = [s * d for s, d in zip(spatial, geometry.dilation[first:], strict=True)]
     size = (*image.shape[: 1 + first], *geometry.maps[first:], *geometry.kernel[first:], image.shape[-1])
     return image.as_strided(size, (*strides[: 1 + first], *steps, *offsets, strides[-1]), image.storage_offset())
+
+
+@lru_cache(maxsize=256)
+def offsets(geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Where entries of a padded image are, counted from its start: (*kernel, c) of the first window, and all windows."""
+    sizes = [size + 2 * padding for size, padding in zip(geometry.image, geometry.padding, strict=True)]
+    windows, places = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    for axis in range(len(sizes)):
+        step = math.prod(sizes[axis + 1 :]) * geometry.image_channels
+        shifts = torch.arange(geometry.kernel[axis]) * (geometry.dilation[axis] * step)
+        starts = torch.arange(geometry.maps[axis]) * (geometry.stride[axis] * step)
+        windows, places = (windows.unsqueeze(1) + shifts).flatten(), (places.unsqueeze(1) + starts).flatten()
+    return (windows.unsqueeze(1) + torch.arange(geometry.image_channels)).flatten(), places
 
 
 def prefers_rows(geometry: Geometry) -> bool:

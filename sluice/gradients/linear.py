@@ -27,6 +27,7 @@ class LinearRule(Rule):
                     strategy=call.strategy,
                     kept_bytes=call.options.kept_bytes,
                     lender=call.lender,
+                    compiled=call.options.compiled,
                 )
             )
         if call.trainable(module.bias):

@@ -22,6 +22,7 @@ class GradientOptions:
             cost model; what every module not named here gets).
         kept_bytes: per-sample gradients formed for norms are kept for the weighted sum up to this many bytes per
             parameter; beyond it they are formed again, or not at all.
+        compiled: use kernels in C where there are some and a C compiler was found (`sluice.gradients.native`).
         verify: compare the first batch's norms and sum, on two samples, with one autograd run per sample. This
             catches parameters that are used behind the back of their module and layers whose batch axis is not
             what it seems. It costs two small steps, once.
@@ -30,6 +31,7 @@ class GradientOptions:
     chunk_size: int | None = None
     strategy: Mapping[str, str] = field(default_factory=dict)
     kept_bytes: int = 64 * 2**20
+    compiled: bool = True
     verify: bool = True
 
     def __post_init__(self) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
+from sluice.gradients.contributions import Contribution, Tap, squared_norms, weighted, working, zero_rows
 from sluice.gradients.gram import gram_norms
+from sluice.gradients.native import kernels
 from sluice.gradients.workspace import Lender
 
 #: Gradients that are not kept are formed for as many samples as fit into this.
@@ -37,6 +38,7 @@ class LinearContribution(Contribution):
         holds: the loan from which ``a`` or the tap's gradient has its memory.
         kept_bytes: explicit gradients up to this size stay for the weighted sum.
         lender: gives them their memory; None for new memory.
+        compiled: whether the kernel in C may be used.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class LinearContribution(Contribution):
         strategy: str = "auto",
         kept_bytes: int = 0,
         lender: Lender | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__(parameter, rows=rows)
         self._lender = lender
+        self._compiled = compiled
         self._holds = [holds]
         self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
         self._strategy = strategy
@@ -80,17 +84,22 @@ class LinearContribution(Contribution):
         if gram:
             return gram_norms(lambda rows: torch.bmm(a[rows], a[rows].transpose(1, 2)), b, self.per_sample)
         n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
-        if keep and n * bytes_each <= self._kept_bytes:
-            if self._lender is None:
-                self._gradients = torch.bmm(b.transpose(1, 2), a)
-            else:
-                self._gradients, loan = self._lender((n, outputs, inputs), a)
-                self._holds.append(loan)
-                torch.bmm(b.transpose(1, 2), a, out=self._gradients)
-            return squared_norms(self._gradients)
+        formed = self._kept((n, inputs, outputs), a) if keep and n * bytes_each <= self._kept_bytes else None
+        self._gradients = None if formed is None else formed.transpose(1, 2)
+        if self._compiled and kernels.available(a, b):
+            return kernels.products(a, b, into=formed)[0]
+        if formed is not None:
+            return squared_norms(torch.bmm(a.transpose(1, 2), b, out=formed))
         block = max(1, _BLOCK_BYTES // bytes_each)
         starts = range(0, n, block)
         return torch.cat([squared_norms(self.per_sample(slice(i, i + block))) for i in starts])
+
+    def _kept(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        if self._lender is None:
+            return like.new_empty(shape)
+        buffer, loan = self._lender(shape, like)
+        self._holds.append(loan)
+        return buffer
 
     def per_sample(self, samples: slice) -> Tensor:
         a, b = self._inputs_and_gradients()
@@ -98,8 +107,7 @@ class LinearContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._gradients is not None:
-            gradients = self._gradients
-            return (weights.to(gradients.dtype) @ gradients.flatten(1)).view(gradients.shape[1:])
+            return weighted(self._gradients, weights)
         a, b = self._inputs_and_gradients()
         scaled = b * weights.to(b.dtype).view(-1, 1, 1)
         return scaled.reshape(-1, b.shape[2]).t() @ a.reshape(-1, a.shape[2])

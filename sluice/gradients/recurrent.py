@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sluice.errors import UnsupportedModuleError
 from sluice.gradients.contributions import ExplicitContribution, Tap
+from sluice.gradients.native import kernels
 from sluice.gradients.positions import LinearContribution, gram_is_cheaper
 from sluice.gradients.recurrent_cells import Cell, GRUCell, LSTMCell, PlainCell
 from sluice.gradients.recurrent_layer import RecurrentLayer
@@ -67,7 +68,7 @@ class RecurrentRule(Rule):
             projection, state_tap = _zero_tap(call, memory.h[:, 1:])
         result = RecurrentLayer.apply(cell, weights, borrowed, x, *first, offset, projection)
         for direction, suffix in enumerate(suffixes):
-            shared = FusedGradients(tap, direction, borrowed, cell, here, call.options.kept_bytes)
+            shared = FusedGradients(tap, direction, borrowed, cell, here, call.options)
             for state in (False, True):
                 _contribute(module, suffix, state, shared, tap, steps, call)
             if state_tap is not None:
@@ -113,10 +114,11 @@ def _contribute_projection(
 def _borrowed(cell: Cell, weights: Weights, x: Tensor, lengths: Lengths, call: Call, layer: int, mode: str) -> Borrowed:
     """Buffers for one layer, those of the chunk before where they have the same size. Padding needs new ones."""
     steps, n, features = x.shape
+    lstm = isinstance(cell, LSTMCell)
+    compiled = call.options.compiled and lstm and weights.projection is None and kernels.available(x, weights.fused)
 
     def make() -> Memory:
-        lstm = isinstance(cell, LSTMCell)
-        return Memory(lengths, weights, n=n, in_features=features, gates=cell.gates, lstm=lstm)
+        return Memory(lengths, weights, n=n, in_features=features, gates=cell.gates, lstm=lstm, compiled=compiled)
 
     if lengths.each is not None:
         return Borrowed(Loan(make()))
@@ -125,7 +127,7 @@ def _borrowed(cell: Cell, weights: Weights, x: Tensor, lengths: Lengths, call: C
         directions, columns, width = weights.fused.shape
         return kept.z.shape == (directions, steps, n, width) and kept.inputs.shape[3] == columns
 
-    key = (call.name, call.number, layer, mode, weights.fused.dtype, weights.fused.device)
+    key = (call.name, call.number, layer, mode, compiled, weights.fused.dtype, weights.fused.device)
     return Borrowed(call.workspace.borrow(key, make, fits=fits, size=steps * n))
 
 

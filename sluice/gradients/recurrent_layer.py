@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sluice.errors import InputError
+from sluice.gradients.native import lstm
 from sluice.gradients.recurrent_cells import Cell, GRUCell, LSTMCell
 from sluice.gradients.recurrent_memory import Borrowed, Lengths, Memory, Weights
 
@@ -38,27 +39,14 @@ class RecurrentLayer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         memory, lengths = borrowed.memory, borrowed.memory.lengths
-        features, directions = x.shape[2], weights.fused.shape[0]
-        memory.inputs[0, :-1, :, :features] = x
-        if directions == 2:
-            lengths.copy_reversed(memory.inputs[1, :-1, :, :features], memory.inputs[0, :-1, :, :features])
-        memory.inputs[:, -1, :, :features] = 0
+        features = x.shape[2]
+        ctx.cell, ctx.weights, ctx.borrowed, ctx.features = cell, weights, borrowed, features
         memory.h[:, 0] = h0
         if isinstance(cell, LSTMCell):
             memory.c[:, 0] = c0
-        _forward_loop(cell, memory)(weights)
-        h_n = lengths.last(memory.h)
-        if not cell.exact and _any_small(h_n):
-            _forward_loop(cell.exactly(), memory)(weights)
-            h_n = lengths.last(memory.h)
-        ctx.cell, ctx.weights, ctx.borrowed, ctx.features = cell, weights, borrowed, features
-        states = memory.h[:, 1:]
-        y = x.new_empty(*x.shape[:2], directions * memory.state)
-        y[..., : memory.state] = states[0]
-        if directions == 2:
-            lengths.copy_reversed(y[..., memory.state :], states[1])
+        y = lstm.forward(memory, weights, x) if memory.compiled else _forward(cell, memory, weights, x)
         c_n = lengths.last(memory.c) if isinstance(cell, LSTMCell) else x.new_empty(0)
-        return y, h_n, c_n
+        return y, lengths.last(memory.h), c_n
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -66,24 +54,53 @@ class RecurrentLayer(torch.autograd.Function):
         if borrowed.spent:
             raise InputError("A recorded recurrent layer can be differentiated once; run the forward pass again.")
         borrowed.spent = True
-        memory, lengths = borrowed.memory, borrowed.memory.lengths
+        memory = borrowed.memory
         dy, dh_n, dc_n = gradients
-        directions, steps, total, _ = memory.z.shape
         for buffer, given in ((memory.dh, dh_n), (memory.dc, dc_n)):
             buffer.zero_() if given is None else buffer.copy_(given)
-        if dy is not None:
-            _by_direction(dy, memory.buffer("incoming", directions, steps, total, memory.state), lengths)
-        dstates = memory.z.new_zeros(directions, steps, total, memory.state) if ctx.needs_input_grad[7] else None
-        wants_x = ctx.needs_input_grad[3]
-        _backward_loop(cell, memory, has_dy=dy is not None, features=ctx.features if wants_x else 0)(weights, dstates)
-        dx = None
-        if wants_x:
-            back = memory.buffer("back", directions, steps, total, ctx.features + memory.state)[..., : ctx.features]
-            dx = back[0].clone(memory_format=torch.contiguous_format)
-            if directions == 2:
-                lengths.add_reversed(dx, back[1])
+        wants_x, dstates = ctx.needs_input_grad[3], None
+        if memory.compiled:
+            dx = lstm.backward(memory, weights, dy, features=ctx.features, wants_x=wants_x)
+        else:
+            if ctx.needs_input_grad[7]:
+                dstates = memory.z.new_zeros(*memory.z.shape[:3], memory.state)
+            dx = _backward(cell, memory, weights, dy, dstates, features=ctx.features if wants_x else 0)
         dc = memory.dc.clone() if isinstance(cell, LSTMCell) else None
         return None, None, None, dx, memory.dh.clone(), dc, memory.z, dstates
+
+
+def _forward(cell: Cell, memory: Memory, weights: Weights, x: Tensor) -> Tensor:
+    lengths, features, directions = memory.lengths, x.shape[2], weights.fused.shape[0]
+    memory.inputs[0, :-1, :, :features] = x
+    if directions == 2:
+        lengths.copy_reversed(memory.inputs[1, :-1, :, :features], memory.inputs[0, :-1, :, :features])
+    memory.inputs[:, -1, :, :features] = 0
+    _forward_loop(cell, memory)(weights)
+    if not cell.exact and _any_small(lengths.last(memory.h)):
+        _forward_loop(cell.exactly(), memory)(weights)
+    states = memory.h[:, 1:]
+    y = x.new_empty(*x.shape[:2], directions * memory.state)
+    y[..., : memory.state] = states[0]
+    if directions == 2:
+        lengths.copy_reversed(y[..., memory.state :], states[1])
+    return y
+
+
+def _backward(
+    cell: Cell, memory: Memory, weights: Weights, dy: Tensor | None, dstates: Tensor | None, *, features: int
+) -> Tensor | None:
+    """The derivative at the inputs, if ``features`` says how wide they are; those at states are left in memory."""
+    directions, steps, n, _ = memory.z.shape
+    if dy is not None:
+        _by_direction(dy, memory.buffer("incoming", directions, steps, n, memory.state), memory.lengths)
+    _backward_loop(cell, memory, has_dy=dy is not None, features=features)(weights, dstates)
+    if not features:
+        return None
+    back = memory.buffer("back", directions, steps, n, features + memory.state)[..., :features]
+    dx = back[0].clone(memory_format=torch.contiguous_format)
+    if directions == 2:
+        memory.lengths.add_reversed(dx, back[1])
+    return dx
 
 
 def _forward_loop(cell: Cell, memory: Memory) -> Callable[[Weights], None]:

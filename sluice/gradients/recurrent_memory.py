@@ -99,27 +99,46 @@ class Memory:
         c, tanh_c: an LSTM's cell states (``time + 1`` of them) and their tanh.
         dh, dc: gradients of the state and of an LSTM's cell state during the backward loop.
         projected: an LSTM's states before the projection.
+        compiled: whether a compiled kernel works on it, which wants it stored sample by sample.
     """
 
-    def __init__(self, lengths: Lengths, weights: Weights, *, n: int, in_features: int, gates: int, lstm: bool) -> None:
+    def __init__(
+        self,
+        lengths: Lengths,
+        weights: Weights,
+        *,
+        n: int,
+        in_features: int,
+        gates: int,
+        lstm: bool,
+        compiled: bool = False,
+    ) -> None:
         directions, columns, width = weights.fused.shape
         steps = len(lengths.active)
         self.lengths = lengths
         self.hidden = width // gates
         self.state = columns - in_features
-        empty = weights.fused.new_empty
+        self.compiled = compiled
+        new = weights.fused.new_empty
         # Steps after a sample's end are never computed, and must count as zero.
-        padded = weights.fused.new_zeros if lengths.each is not None else empty
-        # One sample more than there are: rows of neighbouring steps that are a power of two apart would share a few
-        # lines of the cache, and the per-sample products read such rows together.
-        self.inputs = padded(directions, steps + 1, n + 1, columns)[:, :, :n]
+        new_padded = weights.fused.new_zeros if lengths.each is not None else new
+
+        def by_step(make: Callable[..., Tensor], count: int, width: int) -> Tensor:
+            if compiled:
+                return make(directions, n, count, width).transpose(1, 2)
+            # One sample more than there are: rows of neighbouring steps that are a power of two apart would share a
+            # few lines of the cache, and the per-sample products read such rows together.
+            return make(directions, count, n + 1, width)[:, :, :n]
+
+        self.inputs = by_step(new_padded, steps + 1, columns)
         self.h = self.inputs[..., in_features:]
-        self.z = padded(directions, steps, n + 1, width)[:, :, :n]
-        self.projected = None if weights.projection is None else padded(directions, steps, n, self.hidden)
-        self.c = empty(directions, steps + 1, n, self.hidden if lstm else 0)
-        self.tanh_c = empty(directions, steps, n, self.hidden if lstm else 0)
-        self.dc = empty(directions, n, self.hidden if lstm else 0)
-        self.dh = empty(directions, n, self.state)
+        self.z = by_step(new_padded, steps, width)
+        self.projected = None if weights.projection is None else new_padded(directions, steps, n, self.hidden)
+        cells = self.hidden if lstm else 0
+        self.c = by_step(new, steps + 1, cells)
+        self.tanh_c = by_step(new, steps, cells)
+        self.dc = new(directions, n, cells)
+        self.dh = new(directions, n, self.state)
         self._cache: dict[object, Any] = {}
 
     def cached(self, key: object, make: Callable[[], T]) -> T:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
+from sluice.gradients.native import kernels
+from sluice.gradients.options import GradientOptions
 from sluice.gradients.positions import LinearContribution
 from sluice.gradients.recurrent_cells import Cell
 from sluice.gradients.recurrent_memory import Borrowed, Lengths
@@ -44,7 +46,7 @@ class FusedGradients:
     """
 
     def __init__(
-        self, tap: Tap, direction: int, borrowed: Borrowed, cell: Cell, batch: SortedBatch, kept_bytes: int
+        self, tap: Tap, direction: int, borrowed: Borrowed, cell: Cell, batch: SortedBatch, options: GradientOptions
     ) -> None:
         self._tap = tap
         self._borrowed = borrowed
@@ -55,7 +57,8 @@ class FusedGradients:
         self._hidden = memory.hidden
         self._features = batch.x.shape[2]
         self._batch = batch
-        self._kept_bytes = kept_bytes
+        self._kept_bytes = options.kept_bytes
+        self._compiled = options.compiled and self._unused == []
         self._d: Tensor | None = None
         self._summed: Tensor | None = None
         self._kept: Tensor | None = None
@@ -79,19 +82,27 @@ class FusedGradients:
     def _form(self, samples: slice, out: Tensor | None = None) -> Tensor:
         inputs, d = self._inputs[:, samples].permute(1, 2, 0), self.d[:, samples].transpose(0, 1)
         formed = torch.bmm(inputs, d) if out is None else torch.bmm(inputs, d, out=out)
-        for state, order in ((False, self._cell.input_order), (True, self._cell.state_order)):
-            for block in set(range(self._cell.gates)) - set(order):
-                # The GRU's new gate has one block for the input and one for the state; the other two are no one's.
-                formed[:, self.rows(state), block * self._hidden : (block + 1) * self._hidden] = 0
+        for state, block in self._unused:
+            formed[:, self.rows(state), block * self._hidden : (block + 1) * self._hidden] = 0
         return formed
+
+    @property
+    def _unused(self) -> list[tuple[bool, int]]:
+        """The GRU's new gate has one block for the input and one for the state; the other two are no one's."""
+        orders = ((False, self._cell.input_order), (True, self._cell.state_order))
+        return [(state, block) for state, order in orders for block in set(range(self._cell.gates)) - set(order)]
 
     def norms_squared(self, state: bool, *, keep: bool) -> Tensor:
         if self._norms is None:
             n, size = self.d.shape[1], self._inputs.shape[2] * self.d.shape[2] * self.d.element_size()
             if keep and n * size <= self._kept_bytes:
                 shape = (n, self._inputs.shape[2], self.d.shape[2])
-                buffer = self._borrowed.memory.buffer(f"kept {self._direction}", *shape)
-                self._kept = self._form(slice(None), out=buffer)
+                self._kept = self._borrowed.memory.buffer(f"kept {self._direction}", *shape)
+            if self._compiled and kernels.available(self._inputs, self.d):
+                inputs, d = self._inputs.transpose(0, 1), self.d.transpose(0, 1)
+                both = list(kernels.products(inputs, d, into=self._kept, split=self._features))
+            elif self._kept is not None:
+                self._form(slice(None), out=self._kept)
                 both = [squared_norms(self._kept[:, self.rows(part)]) for part in (False, True)]
             else:
                 both = self._norms_in_pieces(max(1, _PIECE_BYTES // max(1, size)))

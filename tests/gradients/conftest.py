@@ -62,11 +62,21 @@ def truth(model: nn.Module, x: Any, y: Tensor, loss: Loss) -> Truth:
 
 
 def assert_matches(model: nn.Module, x: Any, y: Tensor, loss: Loss, *, tolerance: float = 1e-5, **options: Any) -> None:
-    """Norms and weighted sums of the engine agree with the oracle, relative to the largest value of each."""
-    from sluice.gradients import GradientOptions, PerSampleGradients
+    """Norms and weighted sums agree with the oracle, relative to the largest value of each, with and without kernels in C."""
+    from sluice.gradients import GradientOptions
 
     expected = truth(model, x, y, loss)
-    engine = PerSampleGradients(model, options=GradientOptions(**options))
+    for compiled in (True, False):
+        chosen = GradientOptions(**{"compiled": compiled, **options})
+        _assert_matches(expected, model, x, y, loss, tolerance=tolerance, options=chosen)
+
+
+def _assert_matches(
+    expected: Truth, model: nn.Module, x: Any, y: Tensor, loss: Loss, *, tolerance: float, options: Any
+) -> None:
+    from sluice.gradients import PerSampleGradients
+
+    engine = PerSampleGradients(model, options=options)
     norms = engine.norms(x, y, loss)
     assert norms.shape == (y.shape[0],)
     scale = expected.norms.max().item() if y.shape[0] else 0.0

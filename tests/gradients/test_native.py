@@ -1,0 +1,194 @@
+"""Kernels in C: equal to float64, careful with bad values and shapes, and never missed where they cannot be built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sluice.gradients import GradientOptions, PerSampleGradients
+from sluice.gradients.native import kernels
+from sluice.gradients.native.library import library
+
+needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler was found")
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_library() -> Iterator[None]:
+    """The library is looked for again inside the test, and again after it."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def test_kernels_are_there_where_a_compiler_is() -> None:
+    """Everything else here would be skipped if they could not be built, or failed their check."""
+    found = any(map(shutil.which, ("cc", "gcc", "clang")))
+    assert (library() is not None) or not found or os.environ.get("SLUICE_NATIVE") == "0"
+
+
+@needs_kernels
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(0, 9),
+    positions=st.integers(0, 40),
+    inputs=st.integers(1, 21),
+    outputs=st.integers(1, 35),
+    split=st.none() | st.integers(0, 20),
+    keep=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_products_equal_float64(
+    n: int, positions: int, inputs: int, outputs: int, split: int | None, keep: bool, threads: int
+) -> None:
+    split = None if split is None or split >= inputs else split
+    a, b = torch.randn(n, positions, inputs), torch.randn(positions, n, outputs).transpose(0, 1)
+    into = torch.full((n, inputs, outputs), float("nan")) if keep else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        squares = kernels.products(a, b, into=into, split=split)
+    finally:
+        torch.set_num_threads(before)
+    expected = torch.einsum("ntc,nto->nco", a.double(), b.double())
+    parts = [expected] if split is None else [expected[:, :split], expected[:, split:]]
+    wanted = torch.stack([part.square().sum((1, 2)) for part in parts])
+    torch.testing.assert_close(squares.double(), wanted, rtol=2e-6, atol=1e-9)
+    if into is not None:
+        torch.testing.assert_close(into.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_threads_do_not_change_a_bit(threads: None) -> None:
+    a, b = torch.randn(50, 30, 20), torch.randn(50, 30, 40)
+    found = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        into = torch.empty(50, 20, 40)
+        found.append((kernels.products(a, b, into=into), into))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("image", "windows", "places", "maps"),
+    [
+        (torch.zeros(2, 10), torch.arange(4), torch.arange(8), torch.zeros(2, 8, 3)),
+        (torch.zeros(2, 10), torch.arange(4) - 1, torch.arange(7), torch.zeros(2, 7, 3)),
+        (torch.zeros(2, 10), torch.arange(4), torch.arange(7), torch.zeros(3, 7, 3)),
+        (torch.zeros(2, 10), torch.arange(4), torch.arange(6), torch.zeros(2, 7, 3)),
+        (torch.zeros(2, 10), torch.arange(4).int(), torch.arange(7), torch.zeros(2, 7, 3)),
+        (torch.zeros(2, 10).double(), torch.arange(4), torch.arange(7), torch.zeros(2, 7, 3)),
+    ],
+    ids=["beyond the end", "before the start", "samples", "positions", "offsets in int32", "float64"],
+)
+def test_what_would_read_elsewhere_is_refused(image: Tensor, windows: Tensor, places: Tensor, maps: Tensor) -> None:
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        kernels.correlate(image, windows, places, maps)
+
+
+def _states(net: nn.LSTM, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms that our engine finds for a loss that depends on all states, and the states themselves."""
+    seen: list[Tensor] = []
+
+    def loss(output: tuple[Tensor, tuple[Tensor, Tensor]], _: None) -> Tensor:
+        seen.append(output[0].detach().clone())
+        return output[0].flatten(1).sum(1) + output[1][1].transpose(0, 1).flatten(1).sum(1)
+
+    norms = PerSampleGradients(net, options=GradientOptions(verify=False)).norms(x, None, loss)
+    return norms, torch.cat(seen)
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [1e-6, 1e-2, 1.0, 30.0, 1e4])
+def test_gates_are_as_exact_as_torch_itself(size: float) -> None:
+    net = nn.LSTM(3, 5, batch_first=True, bidirectional=True)
+    x = torch.randn(7, 6, 3) * size
+    if size < 1:
+        for parameter in net.parameters():
+            parameter.data *= size
+    _, states = _states(net, x)
+    by_torch, _ = net(x)
+    expected, _ = net.double()(x.double())
+    error, usual = (states - expected).abs(), (by_torch - expected).abs()
+    if size < 1:
+        # Nothing is rounded on the way in; small states keep all their digits.
+        assert (error <= 1e-6 * expected.abs()).all()
+    assert error.max() <= 3 * usual.max() + 1e-7
+
+
+@needs_kernels
+def test_broken_sample_stays_alone() -> None:
+    net, x = nn.LSTM(3, 5, batch_first=True), torch.randn(14, 6, 3)
+    whole, _ = _states(net, x)
+    x[4, 2, 1], x[9, 0, 0] = float("nan"), float("inf")
+    with pytest.warns(UserWarning, match="not finite"):
+        broken, _ = _states(net, x)
+    # An infinite input saturates the gates; the gradient of its weight is 0 * inf.
+    assert broken[[4, 9]].isfinite().tolist() == [False, False]
+    others = [i for i in range(14) if i not in (4, 9)]
+    assert torch.equal(broken[others], whole[others])
+
+
+def _small_step(compiled: bool) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(2, 5, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3))
+    x, y = torch.randn(20, 2, 8, 8), torch.randint(0, 3, (20,))
+    engine = PerSampleGradients(
+        model, options=GradientOptions(compiled=compiled, strategy={"0": "explicit"}, chunk_size=8)
+    )
+    loss = functional.cross_entropy
+    _, sums = engine.weighted_sum(x, y, lambda o, t: loss(o, t, reduction="none"), lambda norms: 1 / norms)
+    return sums
+
+
+def test_with_and_without_agree() -> None:
+    torch.testing.assert_close(_small_step(True), _small_step(False), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reason", ["asked not to", "no compiler", "compiler fails", "cache cannot be written"])
+def test_torch_takes_over(reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None) -> None:
+    expected = _small_step(False)
+    library.cache_clear()
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
+    if reason == "asked not to":
+        monkeypatch.setenv("SLUICE_NATIVE", "0")
+    elif reason == "no compiler":
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif reason == "compiler fails":
+        broken = tmp_path / "cc"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("CC", str(broken))
+    else:
+        (tmp_path / "cache").write_text("a file where the folder should be")
+    assert library() is None
+    torch.testing.assert_close(_small_step(True), expected, rtol=0, atol=0)
+
+
+@needs_kernels
+def test_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    assert library() is not None
+    (built,) = (tmp_path / "native").iterdir()
+    changed = built.stat().st_mtime_ns
+    library.cache_clear()
+    assert library() is not None
+    assert [p.stat().st_mtime_ns for p in (tmp_path / "native").iterdir()] == [changed]
