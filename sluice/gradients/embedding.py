@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sluice.errors import UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
+from sluice.gradients.native import kernels
 from sluice.gradients.rules import Call, Rule, register
 
 
@@ -73,6 +74,7 @@ class RowContribution(Contribution):
         view: brings the tap's gradient to one row for each lookup, ``[lookups, width]``.
         by_frequency: divide a row's gradient by the number of times that the sample used it
             (``scale_grad_by_freq``, for a batch of one).
+        compiled: whether the kernel in C may be used.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class RowContribution(Contribution):
         view: Callable[[Tensor], Tensor],
         *,
         by_frequency: bool = False,
+        compiled: bool = False,
     ) -> None:
         super().__init__(parameter)
+        self._compiled = compiled
         self._pieces = [(tap, lookups, view)]
         self._by_frequency = by_frequency
         self._uses: tuple[Lookups, Tensor] | None = None
@@ -141,7 +145,11 @@ class RowContribution(Contribution):
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Only rows that were used are touched: a large table costs no more than a small one."""
         lookups, rows = self._lookups_and_rows()
-        scaled = rows * weights.to(rows.dtype)[lookups.samples].unsqueeze(1)
+        weights = weights.to(rows.dtype)
+        if self._compiled and kernels.available(rows, into):
+            kernels.add_rows(rows, lookups.tokens, lookups.samples, weights, into=into)
+            return
+        scaled = rows * weights[lookups.samples].unsqueeze(1)
         into.index_add_(0, lookups.tokens, scaled.to(into.dtype))
 
     def drop(self, samples: Tensor) -> None:
@@ -211,7 +219,16 @@ class EmbeddingRule(Rule):
             moved = gradient.movedim(call.batch_axis, 0).reshape(-1, width)
             return moved if kept is None else moved[kept]
 
-        call.contribute(RowContribution(module.weight, tap, lookups, rows, by_frequency=module.scale_grad_by_freq))
+        call.contribute(
+            RowContribution(
+                module.weight,
+                tap,
+                lookups,
+                rows,
+                by_frequency=module.scale_grad_by_freq,
+                compiled=call.options.compiled,
+            )
+        )
         return z
 
 
@@ -264,11 +281,11 @@ class EmbeddingBagRule(Rule):
             batch_size=call.batch_size,
         )
         lookups, _ = lookups.without(module.padding_idx)
-        call.contribute(_bag_contribution(module, tap, lookups))
+        call.contribute(_bag_contribution(module, tap, lookups, compiled=call.options.compiled))
         return z
 
 
-def _bag_contribution(module: nn.EmbeddingBag, tap: Tap, lookups: Lookups) -> Contribution:
+def _bag_contribution(module: nn.EmbeddingBag, tap: Tap, lookups: Lookups, *, compiled: bool) -> Contribution:
     """Every row of a bag gets the same gradient, but for a factor; equal rows are added up as numbers."""
     samples, tokens, counts, pair = lookups.distinct(module.num_embeddings)
     dtype = module.weight.dtype if lookups.factors is None else lookups.factors.dtype
@@ -281,7 +298,7 @@ def _bag_contribution(module: nn.EmbeddingBag, tap: Tap, lookups: Lookups) -> Co
     if module.scale_grad_by_freq:
         factors = factors / counts
     distinct = Lookups(tokens=tokens, samples=samples, factors=factors, batch_size=lookups.batch_size)
-    return BagContribution(module.weight, tap, distinct, lambda gradient: gradient[samples])
+    return BagContribution(module.weight, tap, distinct, lambda gradient: gradient[samples], compiled=compiled)
 
 
 class BagContribution(RowContribution):

@@ -86,6 +86,32 @@ def test_threads_do_not_change_a_bit(threads: None) -> None:
 
 
 @needs_kernels
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(0, 50), width=st.integers(1, 20), table=st.integers(1, 9), threads=st.integers(1, 3))
+def test_rows_are_added_in_any_number_of_threads(count: int, width: int, table: int, threads: int) -> None:
+    rows, weights = torch.randn(count, width), torch.randn(4)
+    tokens, samples = torch.randint(0, table, (count,)), torch.randint(0, 4, (count,))
+    into = torch.randn(table, width)
+    expected = into.double().index_add(0, tokens, rows.double() * weights[samples].double().unsqueeze(1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        kernels.add_rows(rows, tokens, samples, weights, into=into)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(into.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("token", "sample"), [(3, 0), (-1, 0), (0, 2), (0, -1)])
+def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        kernels.add_rows(
+            torch.ones(1, 2), torch.tensor([token]), torch.tensor([sample]), torch.ones(2), into=torch.zeros(3, 2)
+        )
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     ("image", "windows", "places", "maps"),
     [
@@ -187,8 +213,7 @@ def test_torch_takes_over(reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
     assert library() is not None
-    (built,) = (tmp_path / "native").iterdir()
-    changed = built.stat().st_mtime_ns
+    built = {path: path.stat().st_mtime_ns for path in (tmp_path / "native").iterdir()}
     library.cache_clear()
     assert library() is not None
-    assert [p.stat().st_mtime_ns for p in (tmp_path / "native").iterdir()] == [changed]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "native").iterdir()} == built

@@ -24,7 +24,7 @@ import torch
 from sluice.files import cache_dir, replaced_atomically
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("correlate.c", "lstm.c")
+_SOURCES = ("correlate.c", "lstm.c", "rows.c")
 _ALWAYS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno")
 #: The first set of flags that builds something which works is taken.
 _VARIANTS: tuple[tuple[str, ...], ...] = (("-march=native", "-fopenmp"), ("-march=native",), ())
@@ -96,6 +96,8 @@ def _load(file: Path) -> ctypes.CDLL:
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
     ]
+    loaded.add_rows.restype = None
+    loaded.add_rows.argtypes = [_integer, _integer, *[_pointer] * 5, ctypes.c_int]
     for kernel in (loaded.lstm_forward, loaded.lstm_backward):
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
     return loaded
