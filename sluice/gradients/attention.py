@@ -133,6 +133,7 @@ def _linear(
                 rows=_unless_all(rows, weight),
                 strategy=call.strategy,
                 kept_bytes=call.options.kept_bytes,
+                compiled=call.options.compiled,
             )
         )
     if bias is not None and call.trainable(bias):

@@ -107,6 +107,7 @@ def _contribute_projection(
             holds=borrowed,
             strategy=call.strategy,
             kept_bytes=call.options.kept_bytes,
+            compiled=call.options.compiled,
         )
     )
 
