@@ -10,6 +10,12 @@ static double squares_of(const Tile *tile, int64_t first, int64_t end) {
     return total;
 }
 
+/* The next sample's memory, a little of it with each group of rows of this one. */
+static void soon_read_share(const float *from, int64_t count, int64_t first, int64_t rows) {
+    int64_t groups = (rows + TILE_ROWS - 1) / TILE_ROWS, share = count / groups + 1;
+    soon_read(from + first / TILE_ROWS * share, share);
+}
+
 /*
  * For each sample i, gradient[w][o] = sum over positions t of image[i][windows[w] + places[t]] * maps[i][t][o].
  *
@@ -44,6 +50,8 @@ int correlate(
                 const float *rows[TILE_ROWS];
                 for (int64_t r = 0; r < TILE_ROWS; r++)
                     rows[r] = image + i * image_step + windows[first + (r < here ? r : 0)];
+                soon_read_share(image + (i + 1) * image_step, image_step, first, inputs);
+                soon_read_share(maps + (i + 1) * maps_step, maps_step, first, inputs);
                 for (int64_t j = 0; j < tiles; j++) {
                     int64_t column = j * TILE_COLUMNS;
                     Tile tile = tile_product(rows, places, positions, packed + j * tile_size);
