@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,17 @@ from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.native import kernels
 from sluice.gradients.native.library import library
 
-needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler was found")
+
+def needs_kernels(test: Callable[..., None]) -> Callable[..., None]:
+    """Skip where there are none. Not known before the test runs: building them needs the cache of the tests."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **keywords: Any) -> None:
+        if library() is None:
+            pytest.skip("no C compiler was found")
+        test(*arguments, **keywords)
+
+    return run
 
 
 @pytest.fixture
@@ -42,7 +54,6 @@ def test_kernels_are_there_where_a_compiler_is() -> None:
     assert (library() is not None) or not found or os.environ.get("SLUICE_NATIVE") == "0"
 
 
-@needs_kernels
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(0, 9),
@@ -53,6 +64,7 @@ def test_kernels_are_there_where_a_compiler_is() -> None:
     keep=st.booleans(),
     threads=st.integers(1, 3),
 )
+@needs_kernels
 def test_products_equal_float64(
     n: int, positions: int, inputs: int, outputs: int, split: int | None, keep: bool, threads: int
 ) -> None:
@@ -85,9 +97,9 @@ def test_threads_do_not_change_a_bit(threads: None) -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
-@needs_kernels
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(0, 50), width=st.integers(1, 20), table=st.integers(1, 9), threads=st.integers(1, 3))
+@needs_kernels
 def test_rows_are_added_in_any_number_of_threads(count: int, width: int, table: int, threads: int) -> None:
     rows, weights = torch.randn(count, width), torch.randn(4)
     tokens, samples = torch.randint(0, table, (count,)), torch.randint(0, 4, (count,))
@@ -102,8 +114,8 @@ def test_rows_are_added_in_any_number_of_threads(count: int, width: int, table: 
     torch.testing.assert_close(into.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@needs_kernels
 @pytest.mark.parametrize(("token", "sample"), [(3, 0), (-1, 0), (0, 2), (0, -1)])
+@needs_kernels
 def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
     with pytest.raises(AssertionError, match="compiled kernel"):
         kernels.add_rows(
@@ -111,7 +123,6 @@ def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
         )
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("image", "windows", "places", "maps"),
     [
@@ -124,6 +135,7 @@ def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
     ],
     ids=["beyond the end", "before the start", "samples", "positions", "offsets in int32", "float64"],
 )
+@needs_kernels
 def test_what_would_read_elsewhere_is_refused(image: Tensor, windows: Tensor, places: Tensor, maps: Tensor) -> None:
     with pytest.raises(AssertionError, match="compiled kernel"):
         kernels.correlate(image, windows, places, maps)
@@ -141,8 +153,8 @@ def _states(net: nn.LSTM, x: Tensor) -> tuple[Tensor, Tensor]:
     return norms, torch.cat(seen)
 
 
-@needs_kernels
 @pytest.mark.parametrize("size", [1e-6, 1e-2, 1.0, 30.0, 1e4])
+@needs_kernels
 def test_gates_are_as_exact_as_torch_itself(size: float) -> None:
     net = nn.LSTM(3, 5, batch_first=True, bidirectional=True)
     x = torch.randn(7, 6, 3) * size
@@ -212,6 +224,7 @@ def test_torch_takes_over(reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 @needs_kernels
 def test_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    library.cache_clear()
     assert library() is not None
     built = {path: path.stat().st_mtime_ns for path in (tmp_path / "native").iterdir()}
     library.cache_clear()
