@@ -1,6 +1,7 @@
 """Buffers of a recurrent layer that hold all steps, and what each step sees of them.
 
-Everything is time-major with the directions of a layer stacked in front, ``[directions, time, n, features]``; the
+Everything is indexed by time first, with the directions of a layer stacked in front, ``[directions, time, n, features]``
+(kernels in C want it stored sample by sample, which is a matter of strides); the
 backward direction has its time reversed on entry, for each sample at its own length. Samples must be sorted by
 decreasing length: a step then works on the first ``active[t]`` of them.
 """
