@@ -200,7 +200,9 @@ def test_with_and_without_agree() -> None:
     torch.testing.assert_close(_small_step(True), _small_step(False), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("reason", ["asked not to", "no compiler", "compiler fails", "cache cannot be written"])
+@pytest.mark.parametrize(
+    "reason", ["asked not to", "no compiler", "compiler fails", "cache cannot be written", "somebody else's"]
+)
 def test_torch_takes_over(reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_library: None) -> None:
     expected = _small_step(False)
     library.cache_clear()
@@ -215,8 +217,10 @@ def test_torch_takes_over(reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path
         broken.write_text("#!/bin/sh\nexit 1\n")
         broken.chmod(0o755)
         monkeypatch.setenv("CC", str(broken))
-    else:
+    elif reason == "cache cannot be written":
         (tmp_path / "cache").write_text("a file where the folder should be")
+    else:
+        monkeypatch.setattr("os.getuid", lambda: 12345)
     assert library() is None
     torch.testing.assert_close(_small_step(True), expected, rtol=0, atol=0)
 

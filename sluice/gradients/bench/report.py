@@ -13,12 +13,14 @@ import torch
 
 from sluice.files import replaced_atomically
 from sluice.gradients.bench.measure import Measurement, ratios
+from sluice.gradients.native.library import library
 
 
 def payload(results: Sequence[Measurement]) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "processor": platform.machine(),
+        "kernels_in_c": library() is not None,
         "ratios": ratios(results),
         "measurements": [asdict(result) for result in results],
     }

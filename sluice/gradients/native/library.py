@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,6 @@ import torch
 from sluice.files import cache_dir, replaced_atomically
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("correlate.c", "lstm.c", "rows.c")
 _ALWAYS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno")
 #: The first set of flags that builds something which works is taken.
 _VARIANTS: tuple[tuple[str, ...], ...] = (("-march=native", "-fopenmp"), ("-march=native",), ())
@@ -70,16 +70,12 @@ def _built(compiler: str, flags: tuple[str, ...]) -> Path:
     content = "\0".join((*_ALWAYS, *flags, target, *(path.read_text() for path in sources)))
     file = cache_dir() / "native" / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
     if not file.exists():
-        with replaced_atomically(file) as temporary:
-            objects = [f"{temporary}.{source}.o" for source in _SOURCES]
-            try:
-                for source, made in zip(_SOURCES, objects, strict=True):
-                    _run(compiler, *_ALWAYS, *flags, "-c", str(_FOLDER / source), "-o", made)
-                # Linked without -fopenmp: what that needs is found in the library that torch has loaded.
-                _run(compiler, "-shared", *objects, "-lm", "-o", str(temporary))
-            finally:
-                for made in objects:
-                    Path(made).unlink(missing_ok=True)
+        with replaced_atomically(file, owner_only=True) as temporary, tempfile.TemporaryDirectory() as folder:
+            compiled = str(Path(folder) / "kernels.o")
+            _run(compiler, *_ALWAYS, *flags, "-c", str(_FOLDER / "kernels.c"), "-o", compiled)
+            # Linked without -fopenmp: what that needs is found in the library that torch has loaded.
+            _run(compiler, "-shared", compiled, "-lm", "-o", str(temporary))
+            temporary.chmod(0o700)
     return file
 
 
@@ -88,7 +84,8 @@ def _run(*command: str) -> str:
 
 
 def _load(file: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(file), mode=os.RTLD_NOW)
+    _refuse_if_not_own(file)
+    loaded = ctypes.CDLL(str(file))
     loaded.correlate.restype = ctypes.c_int
     loaded.correlate.argtypes = [
         *[_integer] * 4,
@@ -101,6 +98,12 @@ def _load(file: Path) -> ctypes.CDLL:
     for kernel in (loaded.lstm_forward, loaded.lstm_backward):
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
     return loaded
+
+
+def _refuse_if_not_own(file: Path) -> None:
+    """A cache may lie where others can write; code that somebody else put there must not run."""
+    if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
+        raise PermissionError(f"{file} belongs to another user")
 
 
 def _works(loaded: ctypes.CDLL) -> bool:

@@ -1,0 +1,5 @@
+/* All kernels as one file for the compiler. */
+
+#include "correlate.c"
+#include "lstm.c"
+#include "rows.c"
