@@ -73,10 +73,10 @@ def test_hopeless_modes_are_measured_once_or_left_out(monkeypatch):
     monkeypatch.setattr(module, "METHODS", tuple(cost))
     monkeypatch.setattr(module, "make_step", make)
     monkeypatch.setattr(module.time, "process_time", lambda: now[0])
-    results = measure(["transformer"], [8, 100], [1], repeats=3, memory=False, report=lambda line: None)
+    results = measure(["transformer"], [8, 400], [1], repeats=3, memory=False, report=lambda line: None)
     found = {(r.method, r.batch): r for r in results}
     assert found["opacus hooks", 8].repeats == 3
     assert found["opacus ghost", 8].repeats == 1
     assert found["opacus ghost", 8].seconds == pytest.approx(3.2)
-    assert found["opacus ghost", 100].skipped == "would take about 40 s a step"
-    assert calls == {**{(m, b): 4 for m in cost for b in (8, 100) if m != "opacus ghost"}, ("opacus ghost", 8): 1}
+    assert found["opacus ghost", 400].skipped == "would take about 160 s a step"
+    assert calls == {**{(m, b): 4 for m in cost for b in (8, 400) if m != "opacus ghost"}, ("opacus ghost", 8): 1}
