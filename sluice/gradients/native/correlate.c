@@ -19,8 +19,8 @@ static void soon_read_share(const float *from, int64_t count, int64_t first, int
 /*
  * For each sample i, gradient[w][o] = sum over positions t of image[i][windows[w] + places[t]] * maps[i][t][o].
  *
- * squares[i] is the squared norm of its first rows, w < split, and squares[n + i] that of the others. The gradients themselves
- * are written where asked for, gradient_step apart.
+ * squares[i] is the squared norm of its first rows, w < split, and squares[n + i] that of the others. The gradients
+ * themselves are written where asked for, gradient_step apart.
  * Returns 0, or 1 where memory ran out (nothing useful is written then).
  */
 int correlate(

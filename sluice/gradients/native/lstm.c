@@ -55,7 +55,8 @@ static inline void put(floats v, float *to, int64_t width) {
 
 /* out[r][...] = rows[r] times a packed matrix, for any number of rows and columns. */
 static void product(
-    int64_t rows, int64_t inner, int64_t columns, const float *const *row, const int64_t *count_up, const float *packed, float *const *out
+    int64_t rows, int64_t inner, int64_t columns,
+    const float *const *row, const int64_t *count_up, const float *packed, float *const *out
 ) {
     for (int64_t j = 0; j < tiles_in(columns); j++) {
         for (int64_t first = 0; first < rows; first += TILE_ROWS) {
@@ -70,7 +71,10 @@ static void product(
 }
 
 /* Activations of one step of one sample, from products without bias. */
-static void activate(int64_t hidden, const float *bias, const float *product, float *z, const float *before, float *c, float *tanh_c, float *h, float *y) {
+static void activate(
+    int64_t hidden, const float *bias, const float *product, float *z,
+    const float *before, float *c, float *tanh_c, float *h, float *y
+) {
     for (int64_t k = 0; k < hidden; k += LANES) {
         int64_t width = hidden - k;
         floats gate[4];
@@ -89,7 +93,9 @@ static void activate(int64_t hidden, const float *bias, const float *product, fl
 }
 
 /* Pre-activation derivatives of one step of one sample, over its activations. dc is taken on to the step before. */
-static void derive(int64_t hidden, float *z, const float *before, const float *tanh_c, const float *dh, const float *dy, float *dc) {
+static void derive(
+    int64_t hidden, float *z, const float *before, const float *tanh_c, const float *dh, const float *dy, float *dc
+) {
     for (int64_t k = 0; k < hidden; k += LANES) {
         int64_t width = hidden - k;
         floats i = part_of(z + k, width), f = part_of(z + hidden + k, width);
@@ -106,7 +112,8 @@ static void derive(int64_t hidden, float *z, const float *before, const float *t
 }
 
 static void forward_block(
-    const Layer *l, int64_t direction, int64_t first, int64_t count, const float *packed, const int64_t *count_up, float *scratch
+    const Layer *l, int64_t direction, int64_t first, int64_t count,
+    const float *packed, const int64_t *count_up, float *scratch
 ) {
     int64_t hidden = l->hidden, width = l->features + hidden;
     for (int64_t t = 0; t < l->steps; t++) {
@@ -116,7 +123,8 @@ static void forward_block(
         for (int64_t r = 0; r < rows; r++) {
             int64_t i = first + r, sample = direction * l->n + i;
             float *input = l->inputs + (sample * (l->steps + 1) + t) * width;
-            memcpy(input, l->x + time_of(l, direction, i, t) * l->x_time + i * l->x_sample, (size_t)l->features * sizeof(float));
+            const float *x = l->x + time_of(l, direction, i, t) * l->x_time + i * l->x_sample;
+            memcpy(input, x, (size_t)l->features * sizeof(float));
             row[r] = input;
             out[r] = scratch + r * 4 * hidden;
             soon_written(input + 2 * width, width);
@@ -127,8 +135,8 @@ static void forward_block(
             int64_t i = first + r, sample = direction * l->n + i;
             float *cell = l->cells + (sample * (l->steps + 1) + t) * hidden;
             activate(
-                hidden, l->bias + direction * 4 * hidden, out[r], l->gates + (sample * l->steps + t) * 4 * hidden, cell, cell + hidden,
-                l->tanh_cells + (sample * l->steps + t) * hidden,
+                hidden, l->bias + direction * 4 * hidden, out[r], l->gates + (sample * l->steps + t) * 4 * hidden,
+                cell, cell + hidden, l->tanh_cells + (sample * l->steps + t) * hidden,
                 l->inputs + (sample * (l->steps + 1) + t + 1) * width + l->features,
                 l->y + time_of(l, direction, i, t) * l->y_time + i * l->y_sample + direction * hidden
             );
@@ -137,7 +145,8 @@ static void forward_block(
 }
 
 static void backward_block(
-    const Layer *l, int64_t direction, int64_t first, int64_t count, const float *packed, const int64_t *count_up, float *scratch
+    const Layer *l, int64_t direction, int64_t first, int64_t count,
+    const float *packed, const int64_t *count_up, float *scratch
 ) {
     int64_t hidden = l->hidden, features = l->dx ? l->features : 0, width = features + hidden;
     for (int64_t t = l->steps - 1; t >= 0; t--) {
@@ -150,8 +159,8 @@ static void backward_block(
             const float *dy = l->dy;
             if (dy) dy += time_of(l, direction, i, t) * l->dy_time + i * l->dy_sample + direction * hidden;
             derive(
-                hidden, gates, l->cells + (sample * (l->steps + 1) + t) * hidden, l->tanh_cells + (sample * l->steps + t) * hidden,
-                l->dh + sample * hidden, dy, l->dc + sample * hidden
+                hidden, gates, l->cells + (sample * (l->steps + 1) + t) * hidden,
+                l->tanh_cells + (sample * l->steps + t) * hidden, l->dh + sample * hidden, dy, l->dc + sample * hidden
             );
             row[r] = gates;
             soon_read(gates - 4 * hidden, 4 * hidden);

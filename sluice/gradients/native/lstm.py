@@ -69,7 +69,7 @@ def _run(name: str, memory: Memory, weights: Weights, features: int, **by_time: 
     require(all(t.shape == (directions, n, hidden) and t.is_contiguous() for t in (memory.dh, memory.dc)))
     widths = {"x": features, "y": directions * hidden, "dy": directions * hidden, "dx": features}
     given = {key: tensor for key, tensor in by_time.items() if tensor is not None}
-    require(all(t.shape == (steps, n, widths[key]) and t.stride(2) in (0, 1) for key, t in given.items()))
+    require(all(t.shape == (steps, n, widths[key]) and 1 in (t.stride(2), t.shape[2]) for key, t in given.items()))
     everything = (*own.values(), *given.values(), weights.fused, weights.bias, memory.dh, memory.dc)
     require(all(t.dtype is torch.float32 and t.device.type == "cpu" for t in everything))
     if each is not None:
