@@ -132,8 +132,7 @@ def _linear(
                 call.save(x),
                 rows=_unless_all(rows, weight),
                 strategy=call.strategy,
-                kept_bytes=call.options.kept_bytes,
-                compiled=call.options.compiled,
+                options=call.options,
             )
         )
     if bias is not None and call.trainable(bias):

@@ -33,6 +33,7 @@ from sluice.gradients.correlation import (
 )
 from sluice.gradients.gram import gram_norms
 from sluice.gradients.native import kernels
+from sluice.gradients.options import GradientOptions
 from sluice.gradients.rules import Call, Rule, register
 from sluice.gradients.workspace import Lender
 
@@ -57,19 +58,17 @@ class CorrelationContribution(Contribution):
         *,
         geometry: Geometry,
         strategy: str,
-        kept_bytes: int,
+        options: GradientOptions,
         lender: Lender,
-        compiled: bool = False,
     ) -> None:
         super().__init__(parameter)
         self._lender = lender
         self._loan: object = None
-        self._compiled = compiled and geometry.groups == 1
         self._tap = tap
         self._source = source
         self._geometry = geometry
         self._strategy = strategy
-        self._kept_bytes = kept_bytes
+        self._options = options
         self._pair: tuple[Tensor, Tensor] | None = None
         self._gradients: Tensor | None = None
 
@@ -81,7 +80,7 @@ class CorrelationContribution(Contribution):
 
     def norms_squared(self, *, keep: bool) -> Tensor:
         image, maps = self._image_and_maps()
-        compiled = self._compiled and kernels.available(image, maps)
+        compiled = self._options.compiled and self._geometry.groups == 1 and kernels.available(image, maps)
         kernel = self._kernel(keep, compiled)
         if kernel == "explicit":
             return self._explicit_norms(image, maps, keep=keep, compiled=compiled)
@@ -98,7 +97,7 @@ class CorrelationContribution(Contribution):
 
     def _explicit_norms(self, image: Tensor, maps: Tensor, *, keep: bool, compiled: bool) -> Tensor:
         n, geometry = image.shape[0], self._geometry
-        keep = keep and n * geometry.weight_size * image.element_size() <= self._kept_bytes
+        keep = keep and n * geometry.weight_size * image.element_size() <= self._options.kept_bytes
         outputs, inputs = self._each
         if compiled:
             formed = None
@@ -227,9 +226,8 @@ class _ConvolutionRule(Rule):
                     source,
                     geometry=geometry,
                     strategy=call.strategy,
-                    kept_bytes=call.options.kept_bytes,
+                    options=call.options,
                     lender=call.lender,
-                    compiled=call.options.compiled,
                 )
             )
         if call.trainable(module.bias):

@@ -25,9 +25,8 @@ class LinearRule(Rule):
                     by_position(call.save(call.argument(0, "input"))),
                     view=by_position,
                     strategy=call.strategy,
-                    kept_bytes=call.options.kept_bytes,
+                    options=call.options,
                     lender=call.lender,
-                    compiled=call.options.compiled,
                 )
             )
         if call.trainable(module.bias):

@@ -15,6 +15,7 @@ from torch import Tensor
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, weighted, working, zero_rows
 from sluice.gradients.gram import gram_norms
 from sluice.gradients.native import kernels
+from sluice.gradients.options import GradientOptions
 from sluice.gradients.workspace import Lender
 
 #: Gradients that are not kept are formed for as many samples as fit into this.
@@ -36,9 +37,8 @@ class LinearContribution(Contribution):
         view: brings the tap's gradient to ``[n, positions, out]``; any strides.
         strategy: "auto", "gram" or "explicit".
         holds: the loan from which ``a`` or the tap's gradient has its memory.
-        kept_bytes: explicit gradients up to this size stay for the weighted sum.
-        lender: gives them their memory; None for new memory.
-        compiled: whether the kernel in C may be used.
+        options: performance only.
+        lender: gives memory to gradients that are kept; None for new memory.
     """
 
     def __init__(
@@ -51,17 +51,15 @@ class LinearContribution(Contribution):
         rows: slice | None = None,
         holds: object = None,
         strategy: str = "auto",
-        kept_bytes: int = 0,
+        options: GradientOptions = GradientOptions(),
         lender: Lender | None = None,
-        compiled: bool = False,
     ) -> None:
         super().__init__(parameter, rows=rows)
         self._lender = lender
-        self._compiled = compiled
+        self._options = options
         self._holds = [holds]
         self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
         self._strategy = strategy
-        self._kept_bytes = kept_bytes
         self._gradients: Tensor | None = None
         self._ready: tuple[Tensor, Tensor] | None = None
 
@@ -84,9 +82,9 @@ class LinearContribution(Contribution):
         if gram:
             return gram_norms(lambda rows: torch.bmm(a[rows], a[rows].transpose(1, 2)), b, self.per_sample)
         n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
-        formed = self._kept((n, inputs, outputs), a) if keep and n * bytes_each <= self._kept_bytes else None
+        formed = self._kept((n, inputs, outputs), a) if keep and n * bytes_each <= self._options.kept_bytes else None
         self._gradients = None if formed is None else formed.transpose(1, 2)
-        if self._compiled and kernels.available(a, b):
+        if self._options.compiled and kernels.available(a, b):
             return kernels.products(a, b, into=formed)[0]
         if formed is not None:
             return squared_norms(torch.bmm(a.transpose(1, 2), b, out=formed))

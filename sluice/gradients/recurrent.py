@@ -106,8 +106,7 @@ def _contribute_projection(
             view=lambda d: pick(d[direction].transpose(0, 1), to_original),
             holds=borrowed,
             strategy=call.strategy,
-            kept_bytes=call.options.kept_bytes,
-            compiled=call.options.compiled,
+            options=call.options,
         )
     )
 

@@ -57,8 +57,7 @@ class FusedGradients:
         self._hidden = memory.hidden
         self._features = batch.x.shape[2]
         self._batch = batch
-        self._kept_bytes = options.kept_bytes
-        self._compiled = options.compiled and self._unused == []
+        self._options = options
         self._d: Tensor | None = None
         self._summed: Tensor | None = None
         self._kept: Tensor | None = None
@@ -95,10 +94,10 @@ class FusedGradients:
     def norms_squared(self, state: bool, *, keep: bool) -> Tensor:
         if self._norms is None:
             n, size = self.d.shape[1], self._inputs.shape[2] * self.d.shape[2] * self.d.element_size()
-            if keep and n * size <= self._kept_bytes:
+            if keep and n * size <= self._options.kept_bytes:
                 shape = (n, self._inputs.shape[2], self.d.shape[2])
                 self._kept = self._borrowed.memory.buffer(f"kept {self._direction}", *shape)
-            if self._compiled and kernels.available(self._inputs, self.d):
+            if self._options.compiled and not self._unused and kernels.available(self._inputs, self.d):
                 inputs, d = self._inputs.transpose(0, 1), self.d.transpose(0, 1)
                 both = list(kernels.products(inputs, d, into=self._kept, split=self._features))
             elif self._kept is not None:
@@ -165,7 +164,7 @@ class FusedGradients:
             view=lambda d: pick(d[direction].transpose(0, 1), to_original).index_select(2, columns),
             holds=self._borrowed,
             strategy=strategy,
-            kept_bytes=self._kept_bytes,
+            options=self._options,
         )
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.native import kernels
-from sluice.gradients.native.library import library
+from sluice.gradients.native.loading import library
 
 
 def needs_kernels(test: Callable[..., None]) -> Callable[..., None]:
@@ -83,6 +83,15 @@ def test_products_equal_float64(
     torch.testing.assert_close(squares.double(), wanted, rtol=2e-6, atol=1e-9)
     if into is not None:
         torch.testing.assert_close(into.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_neighbours_do_not_change_a_bit() -> None:
+    a, b = torch.randn(9, 30, 20), torch.randn(9, 30, 40)
+    alone = torch.cat([kernels.products(a[i : i + 1], b[i : i + 1]) for i in range(9)], 1)
+    assert torch.equal(kernels.products(a, b), alone)
+    net, x = nn.LSTM(3, 5, batch_first=True, bidirectional=True), torch.randn(9, 6, 3)
+    assert torch.equal(_states(net, x)[1], torch.cat([_states(net, x[i : i + 1])[1] for i in range(9)]))
 
 
 @needs_kernels

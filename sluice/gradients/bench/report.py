@@ -13,7 +13,7 @@ import torch
 
 from sluice.files import replaced_atomically
 from sluice.gradients.bench.measure import Measurement, ratios
-from sluice.gradients.native.library import library
+from sluice.gradients.native.loading import library
 
 
 def payload(results: Sequence[Measurement]) -> dict[str, Any]:

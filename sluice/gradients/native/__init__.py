@@ -1,1 +1,1 @@
-"""Kernels in C for what torch has no operation for; see `library`."""
+"""Kernels in C for what torch has no operation for; see `loading`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sluice.gradients.native.library import library, loaded_library
+from sluice.gradients.native.loading import library, loaded_library
 
 
 def available(*tensors: Tensor) -> bool:
