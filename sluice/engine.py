@@ -161,7 +161,7 @@ class PrivacyEngine:
         )
         releaser = Releaser(mechanism=mechanism, bench=bench)
         if recorder is not None:
-            releaser.lost = recorder.continue_from(0)
+            releaser.begin_after(recorder.continue_from(0))
         self._promise, self._procedure, self._recorder = mechanism, releaser, recorder
         return self._ordinary_loop(releaser, releases_per_pass=mechanism.releases if epochs is None else per_epoch)
 
@@ -308,6 +308,8 @@ class PrivacyEngine:
 
         def consume() -> None:
             chunk = capture.collect()
+            if loader.randomness is not None:
+                loader.randomness.leave()
             updates.check_settings()
             if releaser.absorb(chunk) and loader.last_piece:
                 updates.check_untouched()
@@ -330,7 +332,6 @@ class PrivacyEngine:
         if self._capture is not None:
             self._capture.detach()
         while not procedure.done:
-            self._updates.check_untouched()
             procedure.make_release(loss)
             yield procedure.released
 
@@ -387,6 +388,7 @@ class PrivacyEngine:
 
         Sensitive: it belongs in ``private/`` (a seeded source can be replayed from it).
         """
+        self._updates.put_back()
         scheduler = self._updates.lr_scheduler
         return {
             "releases": self._running().state_dict(),

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits: between a release's record and its checkpoint an interruption would waste what was paid."""
+"""Ctrl-C that waits: while a release is being applied an interruption would leave it half done."""
 
 from __future__ import annotations
 
@@ -7,36 +7,56 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DelayedInterrupt:
-    """Holds back Ctrl-C and SIGTERM between :meth:`hold` and :meth:`let_go`, which delivers them then.
+    """Holds back Ctrl-C and SIGTERM between :meth:`hold` and :meth:`let_go`.
 
-    Signals belong to the main thread; elsewhere this does nothing.
+    Holds may overlap: signals are delivered when the last one ends. They belong to the main thread; elsewhere this does
+    nothing.
     """
 
-    def __init__(self) -> None:
-        self._waiting: list[int] = []
-        self._previous: dict[int, Any] = {}
+    _holding: ClassVar[set[DelayedInterrupt]] = set()
+    _waiting: ClassVar[list[int]] = []
+    _previous: ClassVar[dict[int, Any]] = {}
 
     def hold(self) -> None:
-        if not self._previous and _in_main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        if not _in_main_thread():
+            return
+        self._holding.add(self)
+        if not self._previous:
+            self._previous.update({number: signal.signal(number, self._note) for number in _SIGNALS})
 
     def let_go(self) -> None:
-        """Hand signals back to whoever had them, and deliver those that came meanwhile."""
-        previous, waiting = self._previous, self._waiting
-        self._previous, self._waiting = {}, []
+        """End this hold; with the last one, hand signals back to whoever had them and deliver those that came."""
+        self._holding.discard(self)
+        if self._holding or not self._previous:
+            return
+        previous, waiting = dict(self._previous), list(self._waiting)
+        self._previous.clear()
+        self._waiting.clear()
         for number, handler in previous.items():
             signal.signal(number, handler)
         for number in waiting:
             signal.raise_signal(number)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._waiting.append(number)
+    @classmethod
+    def _note(cls, number: int, frame: FrameType | None) -> None:
+        cls._waiting.append(number)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Inside the block Ctrl-C and SIGTERM wait; they are delivered at its end."""
+    interrupt = DelayedInterrupt()
+    interrupt.hold()
+    try:
+        yield
+    finally:
+        interrupt.let_go()
 
 
 @contextmanager

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from sluice.batches import Batches, rows_in
 from sluice.gradients.loop import LoopCapture
+from sluice.randomness import ModelRandomness
 from sluice.release import Releaser
 
 
@@ -32,6 +35,7 @@ class PrivateLoader:
         self._piece_size = piece_size
         self._releases_per_pass = releases_per_pass
         self.last_piece = False
+        self.randomness: ModelRandomness | None = None
 
     def __iter__(self) -> Iterator[Any]:
         end = self._releaser.released + self._releases_per_pass
@@ -41,13 +45,23 @@ class PrivateLoader:
             if len(indices) == 0:
                 self._releaser.finish()  # an empty sample is legal: noise alone, and charged like any other
                 continue
-            remaining = len(indices)
-            for piece in self._batches.pieces(indices, self._piece_size):
-                rows = rows_in(piece)
-                remaining -= rows
-                self.last_piece = remaining == 0
-                self._capture.expect(rows)
-                yield piece
-                self._capture.require_collected()
-                if not self._releaser.still_possible:
-                    break
+            # From reading a piece to its step everything random (augmentation, dropout) comes from the run's own source.
+            self.randomness = ModelRandomness(self._releaser.noise)
+            self.randomness.enter()
+            try:
+                yield from self._pieces(indices, self.randomness)
+            finally:
+                self.randomness.leave()
+
+    def _pieces(self, indices: Tensor, randomness: ModelRandomness) -> Iterator[Any]:
+        remaining = len(indices)
+        for piece in self._batches.pieces(indices, self._piece_size):
+            rows = rows_in(piece)
+            remaining -= rows
+            self.last_piece = remaining == 0
+            self._capture.expect(rows)
+            yield piece
+            self._capture.require_collected()
+            if not self._releaser.still_possible:
+                break
+            randomness.enter()

@@ -65,6 +65,10 @@ class NoiseSource(ABC):
         """A keystream that no other call has read from."""
 
     @abstractmethod
+    def model_keystream(self) -> Keystream:
+        """A keystream for randomness inside the model, apart from all others; it does not count as a call."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep."""
 
@@ -128,6 +132,9 @@ class SecureNoise(NoiseSource):
     def keystream(self) -> Keystream:
         return Keystream(key=os.urandom(32), number=0)
 
+    def model_keystream(self) -> Keystream:
+        return self.keystream()
+
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "secure"}
 
@@ -162,6 +169,9 @@ class SeededNoise(NoiseSource):
     def keystream(self) -> Keystream:
         self._calls += 1
         return Keystream(key=self._key, number=self._calls)
+
+    def model_keystream(self) -> Keystream:
+        return Keystream(key=_key_of(self._seed, purpose="model"), number=self._calls)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "seeded", "seed": self._seed, "calls": self._calls}
@@ -263,8 +273,8 @@ def bernoulli_threshold(probability: float) -> int:
     return math.floor(Fraction(probability) * (1 << 64))
 
 
-def _key_of(seed: int) -> bytes:
-    return hashlib.sha256(f"sluice seeded noise, version 1: {seed}".encode()).digest()
+def _key_of(seed: int, *, purpose: str = "noise") -> bytes:
+    return hashlib.sha256(f"sluice seeded {purpose}, version 1: {seed}".encode()).digest()
 
 
 def _require_kind(state: Mapping[str, Any], kind: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,16 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from sluice.errors import InputError
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass
-class Trial:
-    """A step that may still be undone."""
-
-    kept: bool = False
-
-    def keep(self) -> None:
-        self.kept = True
 
 
 class Updates:
@@ -47,6 +36,7 @@ class Updates:
     ) -> None:
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
+        self._before_trial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._after_release = after_release
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -70,34 +60,37 @@ class Updates:
         self.keep()
 
     @contextmanager
-    def trial(self, gradient: Mapping[str, Tensor]) -> Iterator[Trial]:
-        """A step that is undone at the end of the block unless it is kept: weights, and all of the optimizer's state.
+    def trial(self) -> Iterator[dict[str, Tensor]]:
+        """The trained parameters by name, which may be set, or stepped by `step`, inside the block, and come back.
 
         Guarantee:
-            Without ``keep()`` everything is bit for bit as before, also where the block ends by an exception.
+            Afterwards weights and all of the optimizer's state are bit for bit as before, also where the block ends by
+            an exception. If even that is interrupted, `put_back` ends it before anything else looks at the weights.
         """
-        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
-        state = copy.deepcopy(self.optimizer.state_dict())
-        trial = Trial()
+        self._before_trial = self.weights(), copy.deepcopy(self.optimizer.state_dict())
         try:
-            self.step(gradient)
-            yield trial
+            yield dict(self._parameters)
         finally:
-            if trial.kept:
-                self.keep()
-            else:
-                with torch.no_grad():
-                    for name, parameter in self._parameters.items():
-                        parameter.copy_(weights[name])
-                self.optimizer.load_state_dict(state)
-                self.remember()
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Undo a trial that was interrupted before it could undo itself."""
+        if self._before_trial is not None:
+            weights, state = self._before_trial
+            self._set(weights)
+            self.optimizer.load_state_dict(state)
+            self.remember()
+            self._before_trial = None
 
     def move(self, weights: Mapping[str, Tensor]) -> None:
         """Set the weights as a release says, past the optimizer; schedule and average advance as with `apply`."""
+        self._set(weights)
+        self.keep()
+
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(weights[name])
-        self.keep()
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the weights that are trained, by name."""
@@ -130,6 +123,7 @@ class Updates:
 
     def check_untouched(self) -> None:
         """Refuse to go on if something other than a release changed weights or settings since the last one."""
+        self.put_back()
         for name, parameter in self._parameters.items():
             if _digest(parameter) != self._weights[name]:
                 raise InputError(
@@ -212,4 +206,4 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self._updates.optimizer!r})"
 
 
-__all__ = ["PrivateOptimizer", "Trial", "Updates"]
+__all__ = ["PrivateOptimizer", "Updates"]

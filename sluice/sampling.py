@@ -58,6 +58,10 @@ class PoissonSampler:
         """The indices of one batch in ascending order, as int64."""
         return torch.nonzero(self.source.bernoulli(self.dataset_size, self.sample_rate)).flatten()
 
+    def batch_of(self, step: int) -> Tensor:
+        """The batch of any step: all have the same law."""
+        return self.sample()
+
     def __iter__(self) -> Iterator[Tensor]:
         """Batches without end."""
         while True:

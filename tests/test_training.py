@@ -284,7 +284,7 @@ def test_a_folder_in_use_is_refused(whole, digits):
 
 def burn_an_attempt_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before every attempt, make another one that is measured and rejected; the noise then goes on as without it."""
-    original_attempt, original_begin = Releaser._try_once, ClippingBiasGate.begin
+    original_attempt, original_begin = Releaser._attempt_passes, ClippingBiasGate.begin
 
     def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
         original_begin(self, *args, **options)
@@ -298,7 +298,7 @@ def burn_an_attempt_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
         self.noise.load_state_dict(state)
         return original_attempt(self, loss)
 
-    monkeypatch.setattr(Releaser, "_try_once", attempt)
+    monkeypatch.setattr(Releaser, "_attempt_passes", attempt)
 
 
 def test_rejected_attempts_leave_no_mark_in_public(whole, digits, tmp_path, monkeypatch):

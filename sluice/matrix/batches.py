@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,28 +42,20 @@ class _GroupedSampler(ABC):
         self.dataset_size = dataset_size
         self.groups = groups
         self.source = SecureNoise() if source is None else source
-        self.position = 0
         self._group_of = uniform_groups(dataset_size, groups=groups, source=self.source)
         self._index_groups()
 
-    def skip(self) -> None:
-        """Go on to the next step without a batch."""
-        self.position += 1
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Batches without end."""
-        while True:
-            yield self.sample()
-
     @abstractmethod
-    def sample(self) -> Tensor:
-        """The indices of the next batch in ascending order, as int64."""
+    def batch_of(self, step: int) -> Tensor:
+        """The indices of the batch of a step, counted from 0, in ascending order, as int64.
+
+        No position is kept here: whoever makes the releases has the only count of them.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep. Sensitive: who is in which group must stay secret."""
         return {
             **self._public_state(),
-            "position": self.position,
             "group_of": self._group_of.clone(),
             "source": self.source.state_dict(),
         }
@@ -79,7 +71,6 @@ class _GroupedSampler(ABC):
         group_of = state["group_of"]
         if group_of.shape != (self.dataset_size,) or not 0 <= int(group_of.min()) <= int(group_of.max()) < self.groups:
             raise DataError("the saved groups do not fit this sampler: the checkpoint is damaged; restore another.")
-        self.position = int(state["position"])
         self._group_of = group_of.to(torch.int32).clone()
         self._index_groups()
         self.source.load_state_dict(state["source"])
@@ -87,10 +78,8 @@ class _GroupedSampler(ABC):
     def _public_state(self) -> dict[str, Any]:
         return {"dataset_size": self.dataset_size, "groups": self.groups}
 
-    def _next_group(self) -> Tensor:
-        group = self._members[self.position % self.groups]
-        self.position += 1
-        return group
+    def _group_in_turn(self, step: int) -> Tensor:
+        return self._members[step % self.groups]
 
     def _index_groups(self) -> None:
         order = torch.argsort(self._group_of, stable=True)
@@ -131,8 +120,8 @@ class CyclicPoisson(_GroupedSampler):
         """The probability that a record of the group in turn is sampled, times ``2^64``: exact."""
         return bernoulli_threshold(self.sample_rate)
 
-    def sample(self) -> Tensor:
-        group = self._next_group()
+    def batch_of(self, step: int) -> Tensor:
+        group = self._group_in_turn(step)
         return group[self.source.bernoulli(len(group), self.sample_rate)]
 
     def _public_state(self) -> dict[str, Any]:
@@ -159,8 +148,8 @@ class BallsInBins(_GroupedSampler):
         """What sums are divided by: a public constant, unlike the size of any one batch."""
         return self.dataset_size / self.groups
 
-    def sample(self) -> Tensor:
-        return self._next_group().clone()
+    def batch_of(self, step: int) -> Tensor:
+        return self._group_in_turn(step).clone()
 
 
 def cyclic_sample_rate(*, batch_size: int, dataset_size: int, groups: int) -> float:

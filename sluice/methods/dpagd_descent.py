@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sluice.noise import NoiseSource, noisy_sum
-from sluice.procedure import Procedure
+from sluice.procedure import Draft, Procedure
 from sluice.sampling import PoissonSampler
 from sluice.scaling import Clip
 from sluice.workbench import Loss, Workbench
@@ -26,7 +26,23 @@ LOSS_PARTS = 2**30
 _RESERVE = 2.0**-40
 
 
-class AdaptiveDescent(Procedure):
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A noisy gradient and the step that was selected along it, before they count.
+
+    Attributes:
+        cost: what both cost together.
+        gradient_rho: what the gradient has cost so far, measurements averaged into it included.
+        step: 0 where no step was worth making.
+    """
+
+    cost: float
+    noisy_gradient: dict[str, Tensor]
+    gradient_rho: float
+    step: float
+
+
+class AdaptiveDescent(Procedure[Measurement]):
     """Makes the measurements of DPAGD. One "release" is one of them: a gradient and a selection, with a step or without.
 
     Attributes:
@@ -68,26 +84,31 @@ class AdaptiveDescent(Procedure):
     def _next_cost(self) -> float:
         return self._next_gradient_cost + self.promise.selection_rho
 
-    def make_release(self, loss: Loss) -> None:
-        self.put_on_record()
+    def prepare(self, loss: Loss) -> Draft[Measurement]:
         cost = self._next_gradient_cost
-        self.spent_rho += self._next_cost
         sample = self._sample(self.promise.gradient_rate)
-        measured = self._noisy_sum_of_gradients(sample, loss, rho=cost)
-        if self._noisy_gradient is None:
-            self._noisy_gradient = measured
-        else:
-            self._noisy_gradient = averaged(self._noisy_gradient, measured, weights=(self.gradient_rho, cost))
-            self.gradient_rho += cost
+        noisy_gradient = self._noisy_sum_of_gradients(sample, loss, rho=cost)
+        gradient_rho = self.gradient_rho
+        if self._noisy_gradient is not None:
+            noisy_gradient = averaged(self._noisy_gradient, noisy_gradient, weights=(self.gradient_rho, cost))
+            gradient_rho += cost
         steps = [self.reach * index / self.promise.candidates for index in range(self.promise.candidates + 1)]
-        direction = unit_vector(self._noisy_gradient)
-        raw_sums = self._raw_losses_along(direction, steps, loss)
-        chosen = noisy_minimum(raw_sums, rho=self.promise.selection_rho, noise=self.noise)
-        self.count(attempts=1, measured=len(sample), metric=steps[chosen])
-        if chosen:
+        raw_sums = self._raw_losses_along(unit_vector(noisy_gradient), steps, loss)
+        step = steps[noisy_minimum(raw_sums, rho=self.promise.selection_rho, noise=self.noise)]
+        measurement = Measurement(
+            cost=self._next_cost, noisy_gradient=noisy_gradient, gradient_rho=gradient_rho, step=step
+        )
+        return Draft(content=measurement, measured=len(sample), metric=step)
+
+    def apply(self, content: Measurement) -> None:
+        self.spent_rho += content.cost
+        self.gradient_rho = content.gradient_rho
+        self._noisy_gradient = content.noisy_gradient
+        if content.step:
             self._noisy_gradient = None
-            self._refresh(steps[chosen])
-            self.bench.updates.move(moved(self.bench.updates.weights(), direction, steps[chosen]))
+            self._refresh(content.step)
+            direction = unit_vector(content.noisy_gradient)
+            self.bench.updates.move(moved(self.bench.updates.weights(), direction, content.step))
 
     def _sample(self, rate: float) -> Tensor:
         return PoissonSampler(dataset_size=self.bench.dataset_size, sample_rate=rate, source=self.noise).sample()
@@ -113,7 +134,8 @@ class AdaptiveDescent(Procedure):
         """The summed losses after each step, of the same records: whole numbers, sensitive. The weights come back."""
         sample = self._sample(self.promise.loss_rate)
         raw_sums = []
-        with weights_put_back(self.bench) as (parameters, weights):
+        weights = self.bench.updates.weights()
+        with torch.no_grad(), self.bench.updates.trial() as parameters:
             for step in steps:
                 for name, value in moved(weights, direction, step).items():
                     parameters[name].copy_(value)
@@ -144,10 +166,9 @@ class AdaptiveDescent(Procedure):
         self._recent_steps = list(state["recent_steps"])
         self._noisy_gradient = state["noisy_gradient"]
         self._lost_and_paid = state["lost_and_paid"]
-        self._pay_for_lost()
 
-    def _pay_for_lost(self) -> None:
-        """Charge measurements that are on record and gone: each the most it can have cost, all what was left at most."""
+    def catch_up(self) -> None:
+        """Charge measurements that were logged and lost: each the most it can have cost, all what was left at most."""
         most = max(1.0, self.promise.gamma) * self.gradient_rho
         for _ in range(self.lost - self._lost_and_paid):
             if self.spent_rho >= self.promise.rho:
@@ -156,25 +177,6 @@ class AdaptiveDescent(Procedure):
             most *= 1 + self.promise.gamma
         self.spent_rho = min(self.spent_rho, self.promise.rho)
         self._lost_and_paid = self.lost
-
-
-@contextmanager
-def weights_put_back(bench: Workbench) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """The trained parameters, which may be set inside the block, and a copy of their values.
-
-    Guarantee:
-        Afterwards they are bit for bit what they were, also where the block ends by an exception.
-    """
-    weights = bench.updates.weights()
-    parameters: dict[str, Tensor] = {name: p for name, p in bench.module.named_parameters() if name in weights}
-    try:
-        with torch.no_grad():
-            yield parameters, weights
-    finally:
-        with torch.no_grad():
-            for name, value in weights.items():
-                parameters[name].copy_(value)
-        bench.updates.remember()
 
 
 def moved(weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice.noise import noisy_sum
-from sluice.procedure import Procedure
+from sluice.procedure import Draft, Procedure
 from sluice.sampling import PoissonSampler
 from sluice.scaling import MARGIN
 from sluice.workbench import Loss, Workbench
@@ -60,7 +60,17 @@ def shares(norms: Tensor, *, clip_norm: float) -> Shares:
     )
 
 
-class ImportanceReleaser(Procedure):
+@dataclass(frozen=True, kw_only=True)
+class RawSums:
+    """The three sums over the candidates, and the divisor that is public: sensitive until noise is added."""
+
+    gradients: dict[str, Tensor]
+    shares: Tensor
+    clipped: Tensor
+    expected: float
+
+
+class ImportanceReleaser(Procedure[RawSums]):
     """Makes the releases of DPIS.
 
     Attributes:
@@ -80,27 +90,17 @@ class ImportanceReleaser(Procedure):
         self.mean_share = 1.0
         self.clip_norm = promise.first_clip_norm
 
-    def make_release(self, loss: Loss) -> None:
-        self.require_more()
-        promise = self.promise
-        rate = promise.rate_at(self.mean_share)
+    def prepare(self, loss: Loss) -> Draft[RawSums]:
+        rate = self.promise.rate_at(self.mean_share)
         sampler = PoissonSampler(dataset_size=self.bench.dataset_size, sample_rate=rate, source=self.noise)
         candidates = sampler.sample()
-        raw_sum, raw_shares, raw_clipped, kept = self._measure(candidates, loss)
-        self.put_on_record()
-        noisy_sum(list(raw_sum.values()), noise_multiplier=promise.noise_multiplier, sensitivity=1.0, noise=self.noise)
-        noisy_sum([raw_shares], noise_multiplier=promise.norm_noise, sensitivity=1.0, noise=self.noise)
-        noisy_sum([raw_clipped], noise_multiplier=2 * promise.count_noise, sensitivity=0.5, noise=self.noise)
-        expected = rate * promise.dataset_size
-        released = {name: noisy.mul_(promise.first_clip_norm / expected) for name, noisy in raw_sum.items()}
-        self._adapt(share=float(raw_shares) / expected, clipped=0.5 + float(raw_clipped) / expected)
-        self.count(attempts=1, measured=len(candidates), metric=float(kept))
-        self.bench.apply(released)
+        sums, kept = self._measure(candidates, loss, expected=rate * self.promise.dataset_size)
+        return Draft(content=sums, measured=len(candidates), metric=float(kept))
 
-    def _measure(self, candidates: Tensor, loss: Loss) -> tuple[dict[str, Tensor], Tensor, Tensor, int]:
-        """The three raw sums over the candidates, and how many were kept: sensitive."""
+    def _measure(self, candidates: Tensor, loss: Loss, *, expected: float) -> tuple[RawSums, int]:
+        """The raw sums over the candidates, and how many were kept: sensitive."""
         coins = self.noise.uniform((len(candidates),))
-        raw_sum = self.bench.zeros()
+        gradients = self.bench.zeros()
         raw_shares, raw_clipped = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         kept = start = 0
         for chunk in self.bench.chunks(candidates, loss):
@@ -108,12 +108,22 @@ class ImportanceReleaser(Procedure):
             found = shares(norms, clip_norm=self.clip_norm)
             is_kept = coins[start : start + len(chunk)] < found.keep
             weights = torch.where(is_kept, found.weight, 0.0).to(dtype=norms.dtype, device=norms.device)
-            chunk.add_weighted_sum(weights, into=raw_sum)
+            chunk.add_weighted_sum(weights, into=gradients)
             raw_shares += found.keep.sum()
             raw_clipped += found.clipped.sum()
             kept += int(is_kept.sum())
             start += len(chunk)
-        return raw_sum, raw_shares, raw_clipped, kept
+        return RawSums(gradients=gradients, shares=raw_shares, clipped=raw_clipped, expected=expected), kept
+
+    def apply(self, content: RawSums) -> None:
+        promise, expected = self.promise, content.expected
+        gradients = list(content.gradients.values())
+        noisy_sum(gradients, noise_multiplier=promise.noise_multiplier, sensitivity=1.0, noise=self.noise)
+        noisy_sum([content.shares], noise_multiplier=promise.norm_noise, sensitivity=1.0, noise=self.noise)
+        noisy_sum([content.clipped], noise_multiplier=2 * promise.count_noise, sensitivity=0.5, noise=self.noise)
+        self._adapt(share=float(content.shares) / expected, clipped=0.5 + float(content.clipped) / expected)
+        scale = promise.first_clip_norm / expected
+        self.bench.apply({name: noisy.mul_(scale) for name, noisy in content.gradients.items()})
 
     def _adapt(self, *, share: float, clipped: float) -> None:
         """Set the next rate and C from what was just released: post-processing."""

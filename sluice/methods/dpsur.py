@@ -42,7 +42,7 @@ from sluice.methods.base import Method
 from sluice.methods.reference import NOISE, nearest, scattering_settings
 from sluice.noise import noisy_sum
 from sluice.planning import scaling_rule
-from sluice.procedure import Procedure
+from sluice.procedure import Draft, Procedure
 from sluice.promise import Claim, Promise
 from sluice.sampling import PoissonSampler, exact_sample_rate
 from sluice.scaling import ScalingRule, scaling_from_dict
@@ -154,7 +154,7 @@ class DpsurMechanism(Promise):
             ("validation noise", f"{self.validation_noise:.4g}, threshold {self.threshold:g}"),
         )
 
-    def procedure(self, bench: Workbench) -> Procedure:
+    def procedure(self, bench: Workbench) -> SelectiveUpdates:
         return SelectiveUpdates(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,12 +168,13 @@ class DpsurMechanism(Promise):
         return cls(**{**given, "scaling": scaling_from_dict(data["scaling"])})
 
 
-class SelectiveUpdates(Procedure):
+class SelectiveUpdates(Procedure[dict[str, Tensor]]):
     """Makes candidates until one is accepted.
 
     Guarantee:
-        What is applied has the law that docs/accounting.md, section 8.1, describes. A rejected candidate changes
-        nothing but ``trace`` and the noise source: weights and the optimizer's state are bit for bit as before.
+        What is applied has the law that docs/accounting.md, section 8.1, describes. A candidate is tried out and put back,
+        so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state are bit
+        for bit as before.
     """
 
     def __init__(self, promise: DpsurMechanism, bench: Workbench) -> None:
@@ -183,24 +184,23 @@ class SelectiveUpdates(Procedure):
         self._batches = PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=bench.noise)
         self._tests = PoissonSampler(dataset_size=size, sample_rate=promise.validation_rate, source=bench.noise)
 
-    def make_release(self, loss: Loss) -> None:
-        self.require_more()
+    def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
         attempts = measured = 0
-        accepted = False
-        while not accepted:
+        while True:
             attempts += 1
             indices = self._batches.sample()
             measured += len(indices)
             candidate = self._noisy_gradient(indices, loss)
             tested = self._tests.sample()
             raw_before = self.bench.raw_losses(tested, loss)
-            with self.bench.updates.trial(candidate) as trial:
+            with self.bench.updates.trial():
+                self.bench.updates.step(candidate)
                 raw_change = self._raw_change(raw_before, self.bench.raw_losses(tested, loss))
-                accepted = self._passes(raw_change)
-                if accepted:
-                    self.put_on_record()
-                    trial.keep()
-        self.count(attempts=attempts, measured=measured, metric=raw_change)
+            if self._passes(raw_change):
+                return Draft(content=candidate, attempts=attempts, measured=measured, metric=raw_change)
+
+    def apply(self, content: dict[str, Tensor]) -> None:
+        self.bench.apply(content)
 
     def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
         raw_sum = self.bench.zeros()

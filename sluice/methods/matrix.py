@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
+from torch import Tensor
 
 from sluice import serial, validate
 from sluice.errors import InputError
@@ -36,7 +37,7 @@ from sluice.matrix.noise import CorrelatedRelease
 from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
 from sluice.methods.base import Method
 from sluice.methods.reference import scattering_settings
-from sluice.procedure import Procedure
+from sluice.procedure import Draft, Procedure
 from sluice.promise import Promise
 from sluice.sampling import PoissonSampler
 from sluice.scaling import Clip
@@ -195,7 +196,7 @@ class MatrixMechanism(Promise):
             ("noise multiplier", f"{self.noise_multiplier:.4g}"),
         )
 
-    def procedure(self, bench: Workbench) -> Procedure:
+    def procedure(self, bench: Workbench) -> CorrelatedSteps:
         return CorrelatedSteps(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
@@ -266,12 +267,13 @@ def _certified(promise: MatrixMechanism, delta: float) -> float:
     ).epsilon
 
 
-class CorrelatedSteps(Procedure):
+class CorrelatedSteps(Procedure[dict[str, Tensor]]):
     """Makes one step after the other, with correlated noise.
 
     Guarantee:
-        The whole sequence of updates is post-processing of `CorrelatedRelease` on the promised batches. Steps that a
-        crash took are skipped, never made again: their turn and their noise are gone (docs/matrix.md, section 3).
+        The whole sequence of updates is post-processing of `CorrelatedRelease` on the promised batches. The batch and the
+        row of noise of a step are both those of its number, ``spent``. Lost steps are skipped, never made again: their
+        turn and their noise are gone (docs/matrix.md, section 3).
     """
 
     def __init__(self, promise: MatrixMechanism, bench: Workbench) -> None:
@@ -287,15 +289,20 @@ class CorrelatedSteps(Procedure):
             source=bench.noise,
         )
 
-    def make_release(self, loss: Loss) -> None:
-        indices = self._sampler.sample()
+    def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
+        indices = self._sampler.batch_of(self.spent)
         raw_sum = self.bench.zeros()
         for chunk in self.bench.chunks(indices, loss):
             chunk.add_weighted_sum(self._scaling(chunk.norms), into=raw_sum)
-        self.put_on_record()
-        self._release.release(list(raw_sum.values()))
-        self.count(attempts=1, measured=len(indices))
-        self.bench.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in raw_sum.items()})
+        return Draft(content=raw_sum, measured=len(indices))
+
+    def apply(self, content: dict[str, Tensor]) -> None:
+        self._release.release(list(content.values()))
+        self.bench.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in content.items()})
+
+    def catch_up(self) -> None:
+        for _ in range(self.spent - self._release.position):
+            self._release.skip()
 
     def own_state(self) -> dict[str, Any]:
         return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict()}
@@ -303,11 +310,6 @@ class CorrelatedSteps(Procedure):
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state["sampler"])
         self._release.load_state_dict(state["correlated"])
-        # A state saved after an earlier crash has skipped what that one took.
-        for _ in range(self.spent - self._release.position):
-            self._release.skip()
-            if not isinstance(self._sampler, PoissonSampler):
-                self._sampler.skip()
 
 
 def _sampler(promise: MatrixMechanism, bench: Workbench) -> PoissonSampler | CyclicPoisson | BallsInBins:

@@ -19,7 +19,7 @@ from torch import Tensor
 from sluice import serial, validate
 from sluice.gradients.trees import apply
 from sluice.methods.base import Method
-from sluice.procedure import Procedure
+from sluice.procedure import Draft, Procedure
 from sluice.promise import Promise
 from sluice.workbench import Loss, Workbench
 
@@ -63,7 +63,7 @@ class NonPrivate(Promise):
     def summary(self) -> tuple[tuple[str, str], ...]:
         return (("batches", f"{self.batch_size} records, shuffled"), ("noise", "none: this protects nobody"))
 
-    def procedure(self, bench: Workbench) -> Procedure:
+    def procedure(self, bench: Workbench) -> Epochs:
         return Epochs(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,20 +75,22 @@ class NonPrivate(Promise):
         return cls(batch_size=data["batch_size"], releases=data["releases"])
 
 
-class Epochs(Procedure):
+class Epochs(Procedure[tuple[Tensor, Loss]]):
     """Ordinary training. A release is one pass over the data."""
 
     def __init__(self, promise: NonPrivate, bench: Workbench) -> None:
         super().__init__(releases=promise.releases, bench=bench)
         self._batch_size = promise.batch_size
 
-    def make_release(self, loss: Loss) -> None:
-        self.put_on_record()
-        shuffled = torch.argsort(self.noise.uniform((self.bench.dataset_size,)))
+    def prepare(self, loss: Loss) -> Draft[tuple[Tensor, Loss]]:
+        size = self.bench.dataset_size
+        return Draft(content=(torch.argsort(self.noise.uniform((size,))), loss), measured=size)
+
+    def apply(self, content: tuple[Tensor, Loss]) -> None:
+        shuffled, loss = content
         for indices in shuffled.split(self._batch_size):
             self.bench.updates.step(self._gradient(indices, loss))
         self.bench.updates.keep()
-        self.count(attempts=1, measured=self.bench.dataset_size)
 
     def _gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
         module = self.bench.module

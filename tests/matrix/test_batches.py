@@ -48,8 +48,8 @@ def test_numbers_beyond_the_last_whole_multiple_are_drawn_again() -> None:
 
 def test_balls_in_bins_puts_every_record_in_one_bin_for_good() -> None:
     sampler = BallsInBins(dataset_size=500, bins=6, source=SeededNoise(2))
-    first = [sampler.sample() for _ in range(6)]
-    second = [sampler.sample() for _ in range(6)]
+    first = [sampler.batch_of(step) for step in range(6)]
+    second = [sampler.batch_of(step) for step in range(6, 12)]
     assert sorted(torch.cat(first).tolist()) == list(range(500))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert all((batch.diff() > 0).all() for batch in first)
@@ -60,7 +60,7 @@ def test_cyclic_poisson_samples_the_group_in_turn_at_its_rate() -> None:
     sampler = CyclicPoisson(dataset_size=300, groups=3, sample_rate=0.4, source=SeededNoise(3))
     counts, turns = np.zeros(300), np.full(300, -1)
     for step in range(3000):
-        batch = sampler.sample().numpy()
+        batch = sampler.batch_of(step).numpy()
         counts[batch] += 1
         assert np.isin(turns[batch], [-1, step % 3]).all()
         turns[batch] = step % 3
@@ -79,26 +79,19 @@ def test_a_restored_state_continues_with_the_same_groups(kind: str) -> None:
         return CyclicPoisson(dataset_size=50, groups=4, sample_rate=0.5, source=source)
 
     whole, other = start(1), start(2)
-    for _ in range(3):
-        whole.sample()
+    for step in range(3):
+        whole.batch_of(step)
     buffer = io.BytesIO()
     torch.save(whole.state_dict(), buffer)
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)
-    expected = [whole.sample() for _ in range(9)]
+    expected = [whole.batch_of(step) for step in range(9)]
     other.load_state_dict(saved)
-    assert all(torch.equal(other.sample(), batch) for batch in expected)
+    assert all(torch.equal(other.batch_of(step), batch) for step, batch in enumerate(expected))
     with pytest.raises(InputError, match="saved dataset_size"):
         BallsInBins(dataset_size=51, bins=4).load_state_dict(saved)
     with pytest.raises(DataError, match="damaged"):
         other.load_state_dict({**saved, "group_of": saved["group_of"] + 4})
-
-
-def test_a_skipped_step_is_a_turn_taken() -> None:
-    one, other = (BallsInBins(dataset_size=50, bins=4, source=SeededNoise(1)) for _ in range(2))
-    one.sample()
-    other.skip()
-    assert torch.equal(one.sample(), other.sample())
 
 
 def test_rates() -> None:

@@ -123,13 +123,13 @@ def test_a_release_sums_the_kept_unit_vectors():
     keep = (norms / clip).clamp(min=LEAST_SHARE, max=1.0)
     kept = coins < keep
     assert 5 < int(kept.sum()) < 35
-    raw_sum, raw_shares, raw_clipped, count = releaser._measure(torch.arange(40), F.mse_loss)
-    flat = torch.cat([part.flatten() for part in raw_sum.values()]).double()
+    sums, count = releaser._measure(torch.arange(40), F.mse_loss, expected=10.0)
+    flat = torch.cat([part.flatten() for part in sums.gradients.values()]).double()
     expected = (gradients / norms.clamp(min=LEAST_SHARE * clip)[:, None])[kept].sum(0) * (1 - MARGIN)
     torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
     assert count == int(kept.sum())
-    assert float(raw_shares) == pytest.approx(float(keep.sum()), rel=1e-6)
-    assert float(raw_clipped) == int((norms > clip).sum()) - 20
+    assert float(sums.shares) == pytest.approx(float(keep.sum()), rel=1e-6)
+    assert float(sums.clipped) == int((norms > clip).sum()) - 20
 
 
 def test_the_update_estimates_the_mean_clipped_gradient_in_units_of_the_first_clip_norm():
@@ -197,13 +197,13 @@ def test_a_record_that_is_not_finite_adds_nothing():
     releaser = ImportanceReleaser(promise(dataset_size=20), bench(broken, y))
     releaser.noise = ScriptedNoise(torch.zeros(20, dtype=torch.float64))  # type: ignore[assignment]
     with pytest.warns(UserWarning, match="not finite"):
-        raw_sum, _, _, _ = releaser._measure(torch.arange(20), F.mse_loss)
+        sums, _ = releaser._measure(torch.arange(20), F.mse_loss, expected=10.0)
     others = torch.tensor([index for index in range(20) if index != 7])
     clean = ImportanceReleaser(promise(dataset_size=20), bench(x, y))
     clean.noise = ScriptedNoise(torch.zeros(19, dtype=torch.float64))  # type: ignore[assignment]
-    without, _, _, _ = clean._measure(others, F.mse_loss)
-    for name, part in raw_sum.items():
-        torch.testing.assert_close(part, without[name])
+    without, _ = clean._measure(others, F.mse_loss, expected=10.0)
+    for name, part in sums.gradients.items():
+        torch.testing.assert_close(part, without.gradients[name])
 
 
 def test_no_release_samples_above_the_rate_that_is_paid_for():

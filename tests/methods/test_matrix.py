@@ -125,7 +125,6 @@ def test_steps_that_a_crash_took_are_skipped_and_never_made_again():
     assert len(made) == 12 - 3 - 2
     state = resumed.state_dict()["releases"]
     assert state["correlated"]["position"] == 12
-    assert state["sampler"]["position"] == 12
 
 
 def test_a_second_crash_does_not_skip_what_the_first_one_took_again():
@@ -143,7 +142,7 @@ def test_a_second_crash_does_not_skip_what_the_first_one_took_again():
     assert next(second.releases(F.cross_entropy)) == 2
     third.load_state_dict(second.state_dict(), lost=3)
     state = third.state_dict()["releases"]
-    assert state["correlated"]["position"] == state["sampler"]["position"] == 2 + 3
+    assert state["correlated"]["position"] == 2 + 3
     assert len(list(third.releases(F.cross_entropy))) == 12 - 5
 
 

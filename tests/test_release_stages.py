@@ -1,0 +1,378 @@
+"""Releases interrupted at every line: whatever happens, what is charged covers what was released."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import sluice
+from sluice.engine import PrivacyEngine
+from sluice.errors import InputError
+from sluice.gate import ClippingBiasGate
+from sluice.interrupts import DelayedInterrupt, uninterrupted
+from sluice.matrix.strategy import BandedToeplitz
+from sluice.mechanism import Mechanism
+from sluice.methods.dpagd import AdaptiveBudget
+from sluice.methods.dpis import ImportanceSampling
+from sluice.methods.dpsur import DpsurMechanism
+from sluice.methods.matrix import CorrelatedSteps, MatrixMechanism
+from sluice.methods.non_private import NonPrivate
+from sluice.promise import Promise
+from sluice.scaling import Clip
+
+SIZE, RELEASES = 40, 3
+GATE = ClippingBiasGate(
+    beta=-1.0, gate_noise=0.5, reference_noise=20.0, small_norm=0.1, large_norm=1.0, initial_reference=10.0
+)
+MATRIX = MatrixMechanism(
+    strategy=BandedToeplitz(diagonals=(1.0, 0.5)),
+    batches="cyclic-poisson",
+    groups=2,
+    sample_rate=0.5,
+    expected_batch_size=10.0,
+    max_grad_norm=1.0,
+    noise_multiplier=2.0,
+    releases=RELEASES,
+)
+SELECTIVE = Mechanism(
+    sample_rate=0.5,
+    expected_batch_size=20.0,
+    scaling=Clip(),
+    noise_multiplier=2.0,
+    releases=RELEASES,
+    gate=GATE,
+)
+PROMISES: dict[str, Promise] = {
+    "dpsr-cg": SELECTIVE,
+    "dpsgd": Mechanism(
+        sample_rate=0.5, expected_batch_size=20.0, scaling=Clip(), noise_multiplier=2.0, releases=RELEASES
+    ),
+    "dpsur": DpsurMechanism(
+        sample_rate=0.5,
+        expected_batch_size=20.0,
+        scaling=Clip(),
+        noise_multiplier=2.0,
+        validation_rate=0.5,
+        expected_validation_size=20.0,
+        validation_noise=1.3,
+        loss_clip=0.1,
+        threshold=0.5,
+        releases=RELEASES,
+    ),
+    "dpis": ImportanceSampling(
+        dataset_size=SIZE,
+        wanted_rate=0.25,
+        sample_rate=0.5,
+        first_clip_norm=1.0,
+        noise_multiplier=2.0,
+        norm_noise=10.0,
+        count_noise=5.0,
+        norm_decay=0.5,
+        clip_rate=0.2,
+        clip_target=0.5,
+        releases=RELEASES,
+    ),
+    "dpagd": AdaptiveBudget(
+        rho=1.0,
+        gradient_rho=0.16,
+        selection_rho=0.04,
+        max_grad_norm=1.0,
+        gamma=0.5,
+        candidates=3,
+        first_reach=0.3,
+        refresh_every=2,
+        reach_growth=0.1,
+        loss_clip=3.0,
+        gradient_rate=1.0,
+        loss_rate=1.0,
+        releases=8,
+    ),
+    "matrix": MATRIX,
+    "non-private": NonPrivate(batch_size=20, releases=RELEASES),
+}
+
+
+class Run:
+    """A small run with secure noise, momentum, and a note of every release that was logged."""
+
+    def __init__(self, promise: Promise) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(SIZE, 4, generator=generator), torch.arange(SIZE) % 3
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.logged: list[int] = []
+        self.engine = PrivacyEngine()
+        self.engine.make_private_by(
+            promise,
+            module=self.model,
+            optimizer=self.optimizer,
+            data_loader=TensorDataset(x, y),
+            before_release=self.logged.append,
+        )
+        self.procedure: Any = self.engine._procedure
+
+    def release(self) -> None:
+        next(self.engine.releases(F.cross_entropy))
+
+    def state(self) -> dict[str, Any]:
+        state = copy.deepcopy(self.engine.state_dict())
+        del state["releases"]["noise"]
+        return state
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(one, other) for one, other in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+ROOT = Path(sluice.__file__).parent
+WATCHED = {
+    str(ROOT / name)
+    for name in (
+        "procedure.py",
+        "release.py",
+        "optimizer.py",
+        "loader.py",
+        "matrix/noise.py",
+        "matrix/batches.py",
+        "methods/dpsur.py",
+        "methods/dpis_release.py",
+        "methods/dpagd_descent.py",
+        "methods/matrix.py",
+        "methods/non_private.py",
+    )
+}
+
+
+Line = tuple[str, int]
+
+
+def traced(action: Callable[[], None], on_line: Callable[[Line], None]) -> None:
+    """Run the action and tell of every line of the watched files that begins."""
+
+    def local(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            on_line((frame.f_code.co_filename, frame.f_lineno))
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: local if frame.f_code.co_filename in WATCHED else None)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(action: Callable[[], None]) -> list[Line]:
+    """The lines that the action comes by, each once."""
+    seen: dict[Line, None] = {}
+    traced(action, lambda line: seen.setdefault(line))
+    return list(seen)
+
+
+def at_line(target: Line, strike: Callable[[], None], action: Callable[[], None]) -> None:
+    """Run the action and strike when the line begins for the first time."""
+
+    def on_line(line: Line) -> None:
+        if line == target:
+            sys.settrace(None)
+            strike()
+
+    traced(action, on_line)
+
+
+def control_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def crash() -> None:
+    raise MemoryError("planted")
+
+
+@pytest.mark.parametrize("strike", [control_c, crash])
+@pytest.mark.parametrize("method", PROMISES)
+def test_a_release_can_be_interrupted_at_every_line(method, strike):
+    """Either nothing has changed, or the release is charged; and what goes by turns stays in step."""
+    interrupted = refused = 0
+    first = Run(PROMISES[method])
+    first.release()
+    for line in lines_of(first.release):
+        run = Run(PROMISES[method])
+        run.release()
+        before, logged = run.state(), len(run.logged)
+        turns = watch_turns(run)
+        try:
+            at_line(line, strike, run.release)
+        except (KeyboardInterrupt, MemoryError):
+            interrupted += 1
+        procedure = run.procedure
+        assert procedure.spent >= len(run.logged)
+        if procedure.spent == logged:
+            assert same(run.state(), before)
+        try:
+            list(run.engine.releases(F.cross_entropy))
+        except InputError as error:
+            refused += 1
+            if "checkpoint" not in str(error) or strike is not crash:
+                raise  # a signal waits until the release is applied
+            run.engine.load_state_dict(before_with_noise(run, before))
+            list(run.engine.releases(F.cross_entropy))
+        assert procedure.done
+        assert procedure.released + procedure.lost == procedure.spent >= len(run.logged)
+        assert turns() is None or len(turns()) == len(set(turns()))
+    assert interrupted > 3
+    assert (refused > 0) == (strike is crash)
+
+
+def before_with_noise(run: Run, state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "releases": {**state["releases"], "noise": run.engine.noise.state_dict()}}
+
+
+def watch_turns(run: Run) -> Callable[[], list[int] | None]:
+    """For correlated noise: the steps whose sums were released; each must be on the batch of its own turn."""
+    procedure = run.procedure
+    if not isinstance(procedure, CorrelatedSteps):
+        return lambda: None
+    released: list[int] = []
+    drawn: list[int] = []
+    draw, release = procedure._sampler.batch_of, procedure._release.release
+
+    def batch_of(step: int) -> Tensor:
+        drawn.append(step)
+        return draw(step)
+
+    def released_row(raw_sum: Any) -> Any:
+        row = procedure._release.position
+        result = release(raw_sum)
+        assert row == drawn[-1], "the row of noise is that of the batch"
+        released.append(row)
+        return result
+
+    procedure._sampler.batch_of = batch_of
+    procedure._release.release = released_row
+    return lambda: released
+
+
+def test_a_release_that_could_not_be_logged_is_lost_and_its_turn_is_skipped():
+    run = Run(MATRIX)
+    run.release()
+    turns = watch_turns(run)
+
+    def fail(number: int) -> None:
+        raise OSError("disk full")
+
+    log = run.procedure.bench.before_release
+    object.__setattr__(run.procedure.bench, "before_release", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run.release()
+    object.__setattr__(run.procedure.bench, "before_release", log)
+    assert (run.procedure.released, run.procedure.lost) == (1, 1)
+    list(run.engine.releases(F.cross_entropy))
+    assert turns() == [2]
+    assert run.engine.released == RELEASES - 1
+
+
+def test_going_back_to_an_earlier_state_does_not_make_releases_free():
+    run = Run(SELECTIVE)
+    run.release()
+    early = copy.deepcopy(run.engine.state_dict())
+    run.release()
+    spent = run.engine.get_epsilon(1e-5)
+    run.engine.load_state_dict(early)
+    assert run.engine.released == 1
+    assert run.engine.get_epsilon(1e-5) == spent
+    assert len(list(run.engine.releases(F.cross_entropy))) == RELEASES - 2
+
+
+def ordinary_loop() -> tuple[PrivacyEngine, list[int], Callable[[], None]]:
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(SIZE, 4, generator=generator), torch.arange(SIZE) % 3)
+    net = nn.Sequential(nn.Linear(4, 3))
+    logged: list[int] = []
+    engine = PrivacyEngine()
+    _, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+        data_loader=data,
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+        sample_rate=0.5,
+        releases=RELEASES,
+        gate=GATE,
+        before_release=logged.append,
+    )
+
+    def loop() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+    return engine, logged, loop
+
+
+@pytest.mark.parametrize("strike", [control_c, crash])
+def test_the_ordinary_loop_can_be_interrupted_at_every_line_of_a_step(strike):
+    interrupted = 0
+    engine, _, loop = ordinary_loop()
+    lines = lines_of(loop)
+    engine.close()
+    for line in lines:
+        engine, logged, loop = ordinary_loop()
+        try:
+            at_line(line, strike, loop)
+        except (KeyboardInterrupt, MemoryError):
+            interrupted += 1
+        procedure: Any = engine._procedure
+        assert procedure.spent >= len(logged)
+        try:
+            loop()
+        except InputError as error:
+            if "checkpoint" not in str(error) or strike is not crash:
+                raise
+        else:
+            assert procedure.done
+        finally:
+            engine.close()
+    assert interrupted > 20
+
+
+def test_attempts_that_were_interrupted_do_not_count_towards_the_cap(monkeypatch):
+    run = Run(SELECTIVE)
+    procedure = run.procedure
+    procedure.begin()
+    procedure.begin()
+    assert procedure._attempts_used == 0
+
+
+def test_holds_may_overlap():
+    received: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        outer = DelayedInterrupt()
+        with uninterrupted():
+            outer.hold()
+            control_c()
+        control_c()
+        assert received == []
+        outer.let_go()
+        assert received == [signal.SIGINT] * 2
+        control_c()
+        assert received == [signal.SIGINT] * 3
+    finally:
+        signal.signal(signal.SIGINT, previous)
