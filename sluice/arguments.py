@@ -54,9 +54,11 @@ def scaling_with(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRu
     return replace(scaling, max_grad_norm=max_grad_norm)
 
 
-def gate_with(gate: Gate | None, scaling: ScalingRule | None, max_grad_norm: float) -> Gate | None:
+def gate_with(
+    gate: Gate | None, *, scaling: ScalingRule | None, max_grad_norm: float, expected_batch_size: float
+) -> Gate | None:
     """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""
-    if isinstance(gate, ClippingBiasGate) and gate.small_norm is None:
+    if isinstance(gate, ClippingBiasGate):
         bound = scaling.bound if isinstance(scaling, GlobalScaling) else max_grad_norm
-        return replace(gate, small_norm=min(bound, gate.large_norm))
+        return gate.for_batches_of(expected_batch_size, small_norm=bound)
     return gate

@@ -128,7 +128,7 @@ class PrivacyEngine:
             scaling=scaling_with(scaling, max_grad_norm),
             noise_multiplier=noise_multiplier,
             releases=total_releases(releases, epochs, per_epoch),
-            gate=gate_with(gate, scaling, max_grad_norm),
+            gate=gate_with(gate, scaling=scaling, max_grad_norm=max_grad_norm, expected_batch_size=rate * batches.size),
             preparation=preparation,
         )
         recorder = None
@@ -158,6 +158,7 @@ class PrivacyEngine:
             piece_size=max_physical_batch_size,
             gradient_options=gradient_options,
             before_release=announce,
+            expected_batch_size=mechanism.expected_batch_size,
         )
         releaser = Releaser(mechanism=mechanism, bench=bench)
         if recorder is not None:
@@ -200,7 +201,7 @@ class PrivacyEngine:
             releases=total_releases(releases, epochs, math.ceil(1 / rate)),
             target_epsilon=target_epsilon,
             target_delta=target_delta,
-            gate=gate,
+            gate=gate_with(gate, scaling=scaling, max_grad_norm=max_grad_norm, expected_batch_size=rate * size),
             preparation=preparation,
             accountant=self.accountant,
         )
@@ -256,6 +257,7 @@ class PrivacyEngine:
             piece_size=max_physical_batch_size,
             gradient_options=gradient_options,
             before_release=before_release or (lambda number: None),
+            expected_batch_size=getattr(promise, "expected_batch_size", math.inf),
         )
         self._promise, self._procedure = promise, promise.procedure(bench)
 
@@ -271,6 +273,7 @@ class PrivacyEngine:
         piece_size: int,
         gradient_options: GradientOptions | None,
         before_release: Callable[[int], None],
+        expected_batch_size: float,
     ) -> Workbench:
         validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         validate.positive_integer(max_physical_batch_size=piece_size)
@@ -284,7 +287,12 @@ class PrivacyEngine:
             module=module, optimizer=optimizer, lr_scheduler=lr_scheduler, after_release=self._update_average
         )
         return Workbench(
-            gradients=PerSampleGradients(module, loss_reduction=loss_reduction, options=gradient_options),
+            gradients=PerSampleGradients(
+                module,
+                loss_reduction=loss_reduction,
+                options=gradient_options,
+                expected_batch_size=expected_batch_size,
+            ),
             batches=batches,
             updates=self._updates,
             noise=self.noise,

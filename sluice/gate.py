@@ -21,6 +21,7 @@ from sluice.accounting.acceptance import Acceptance
 from sluice.attempt import RAREST_USEFUL_ATTEMPT, Attempt, ReferenceState, first_above
 from sluice.errors import InputError
 from sluice.noise import NoiseSource, bernoulli_threshold, noisy_sum, power_of_two_below
+from sluice.rounding_error import NORM_ERROR, largest_batch
 
 # Gate noise is a real normal rounded to a grid of about this many standard deviations.
 DECISION_GRID = 2.0**-32
@@ -28,6 +29,10 @@ DECISION_GRID = 2.0**-32
 # The metric of a record is rounded down to a multiple of about this many metric bounds, a power of two. Sums of up to
 # 2^26 records are then exact in double precision, whatever their order, so one record moves them by what it says.
 METRIC_GRID = 2.0**-26
+
+
+# Up to this part of `large_norm` the metric may stay at 0.
+LARGEST_SMALL_NORM = 0.9
 
 
 class Gate(ABC):
@@ -97,8 +102,11 @@ class ClippingBiasGate(Gate):
     """Accept when few gradients of the batch are large, compared with a public reference.
 
     Record i adds ``e_i`` in ``[0, metric_bound]`` to the metric ``E`` of its batch: 0 where its gradient norm is
-    at most ``small_norm``, ``metric_bound * norm / large_norm`` up to ``large_norm``, ``metric_bound`` above.
-    The attempt is released when ``clip(R - E, -K, K) + N(0, sv^2) > tau``.
+    at most ``small_norm``, rising evenly from there to ``metric_bound`` at ``large_norm``, and ``metric_bound`` above. The
+    attempt is released when ``clip(R - E, -K, K) + N(0, sv^2) > tau``.
+
+    The metric is continuous, unlike the paper's, which jumps at ``small_norm``: norms are rounded, and a jump would turn
+    a difference in the last digit into one of ``metric_bound * small_norm / large_norm`` for every record there.
 
     Attributes (the DPSR-CG paper's symbols in brackets):
         beta: threshold in units of the metric bound [tau = beta * C_e].
@@ -113,8 +121,10 @@ class ClippingBiasGate(Gate):
             reference of the next release (post-processing of public values, so it is free).
         initial_reference: the public constant the first release is compared with.
         max_attempts: give up on a release after this many attempts; its probability is charged to delta.
-        hidden_reference: compare with the un-noised metric of the last accepted batch, as the paper does. No
-            per-release bound covers that, so every epsilon of such a run is only "claimed".
+        hidden_reference: compare with the un-noised metric of the last accepted batch, and measure with the jump, as the
+            paper does. No per-release bound covers that, so every epsilon of such a run is only "claimed".
+        metric_error: rounding may move the metric of all other records by so many metric bounds, either way, when one
+            record is added; it is charged (docs/noise.md, section 5).
     """
 
     beta: float = 3.0
@@ -128,8 +138,10 @@ class ClippingBiasGate(Gate):
     initial_reference: float = 0.0
     max_attempts: int | None = None
     hidden_reference: bool = False
+    metric_error: float = 0.0
 
     def __post_init__(self) -> None:
+        validate.non_negative(metric_error=self.metric_error)
         validate.finite(beta=self.beta, initial_reference=self.initial_reference)
         validate.positive(clip_range=self.clip_range, large_norm=self.large_norm, metric_bound=self.metric_bound)
         if self.gate_noise is not None:
@@ -146,6 +158,33 @@ class ClippingBiasGate(Gate):
             raise InputError(f"reference_decay={self.reference_decay} is not allowed: it must be in [0, 1).")
         if self.max_attempts is not None:
             validate.positive_integer(max_attempts=self.max_attempts)
+
+    def for_batches_of(self, expected_batch_size: float, *, small_norm: float) -> ClippingBiasGate:
+        """The gate for batches of this expected size: norms that do not count, and what rounding is charged, filled in.
+
+        Args:
+            small_norm: taken where the gate leaves its own open.
+        """
+        small = min(small_norm, LARGEST_SMALL_NORM * self.large_norm) if self.small_norm is None else self.small_norm
+        filled = replace(self, small_norm=small)
+        if self.hidden_reference:
+            return filled
+        steepness = self.large_norm / filled._rise
+        # Twice: with and without the record that is added, each norm has an error of its own.
+        error = 2 * NORM_ERROR * steepness * largest_batch(expected_batch_size)
+        return replace(filled, metric_error=error)
+
+    @property
+    def _rise(self) -> float:
+        """From which norm to which the metric rises: so far apart that it does not rise too steeply."""
+        if self.small_norm is None:
+            raise InputError("small_norm=None is not allowed here: give a number, usually the scaling rule's bound.")
+        if self.small_norm > LARGEST_SMALL_NORM * self.large_norm:
+            raise InputError(
+                f"small_norm={self.small_norm} is not allowed: it must be at most {LARGEST_SMALL_NORM} times "
+                f"large_norm={self.large_norm}, so that the metric does not rise too steeply."
+            )
+        return self.large_norm - self.small_norm
 
     @property
     def threshold(self) -> float:
@@ -171,11 +210,13 @@ class ClippingBiasGate(Gate):
             the metric by one step more (docs/noise.md, section 4).
         """
         step = self._noise_step
+        error = self.metric_error * self.metric_bound
         return Acceptance.one_sided(
             threshold=self.threshold,
             clip_bound=self.clip_bound + step / 2,
             metric_bound=self.metric_bound + step,
             noise_std=self.noise_std,
+            metric_error=error + step if error else 0.0,
         )
 
     @property
@@ -199,16 +240,18 @@ class ClippingBiasGate(Gate):
             | norm | value, rounded down to the metric's grid |
             |---|---|
             | up to ``small_norm``, 0 or negative | 0 |
-            | between | ``metric_bound * norm / large_norm`` |
+            | between | ``metric_bound * (norm - small_norm) / (large_norm - small_norm)`` |
             | from ``large_norm`` on | ``metric_bound`` |
             | NaN, infinite | ``metric_bound`` |
         """
         if self.small_norm is None:
             raise InputError("small_norm=None is not allowed here: give a number, usually the scaling rule's bound.")
         norms = norms.detach().to(device="cpu", dtype=torch.float64)
-        rising = (norms / self.large_norm).clamp(0.0, 1.0) * self.metric_bound
-        values = torch.where(norms > self.small_norm, rising, 0.0)
-        values = torch.where(norms.isfinite(), values, self.metric_bound)
+        if self.hidden_reference:
+            rising = torch.where(norms > self.small_norm, norms / self.large_norm, 0.0)
+        else:
+            rising = (norms - self.small_norm) / self._rise
+        values = torch.where(norms.isfinite(), rising.clamp(0.0, 1.0) * self.metric_bound, self.metric_bound)
         unit = power_of_two_below(self.metric_bound * METRIC_GRID)
         return values.div_(unit).floor_().mul_(unit)
 
@@ -263,6 +306,7 @@ class ClippingBiasGate(Gate):
             noise_multiplier=self.reference_noise,
             sensitivity=self.metric_bound,
             noise=noise,
+            sum_error=self.metric_error * self.metric_bound / 2,
         )
         return reference.averaged_with(float(published), decay=self.reference_decay)
 

@@ -14,6 +14,8 @@ from sluice.gate import ClippingBiasGate, CoinGate, Gate
 from sluice.noise import NoiseSource
 
 _KINDS: dict[str, type[ClippingBiasGate] | type[CoinGate]] = {"clipping-bias": ClippingBiasGate, "coin": CoinGate}
+# Fields that gates of earlier versions do not have; their defaults say what those did.
+_LATER = ("metric_error",)
 _STATED = ("acceptance", "reference_noise", "max_attempts", "provable")
 
 
@@ -84,8 +86,9 @@ def gate_from_dict(data: Mapping[str, Any]) -> Gate:
     validate.one_of((*_KINDS, "stated"), gate=kind)
     known = _KINDS[kind]
     names = [field.name for field in fields(known)]
-    serial.require_keys(data, what="gate", required=("gate", *names))
-    return known(**{name: serial.decode_float(data[name]) for name in names})
+    required = [name for name in names if name not in _LATER]
+    serial.require_keys(data, what="gate", required=("gate", *required), optional=_LATER)
+    return known(**{name: serial.decode_float(data[name]) for name in names if name in data})
 
 
 def _encoded(value: Any) -> Any:

@@ -65,8 +65,13 @@ class NoiseSource(ABC):
         """A keystream that no other call has read from."""
 
     @abstractmethod
-    def model_keystream(self) -> Keystream:
-        """A keystream for randomness inside the model, apart from all others; it does not count as a call."""
+    def side_keystream(self, purpose: str) -> Keystream:
+        """A keystream for what never touches a release, one for each purpose and call; it does not count as a call."""
+
+    def random_order(self, indices: Tensor) -> Tensor:
+        """The same indices in a uniformly random order (two of 2^64 equal keys among 2^20 have odds of 2^-25)."""
+        keys = self.side_keystream("order").read(len(indices), np.uint64)
+        return indices[torch.from_numpy(np.argsort(keys, kind="stable"))]
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +137,7 @@ class SecureNoise(NoiseSource):
     def keystream(self) -> Keystream:
         return Keystream(key=os.urandom(32), number=0)
 
-    def model_keystream(self) -> Keystream:
+    def side_keystream(self, purpose: str) -> Keystream:
         return self.keystream()
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,8 +175,8 @@ class SeededNoise(NoiseSource):
         self._calls += 1
         return Keystream(key=self._key, number=self._calls)
 
-    def model_keystream(self) -> Keystream:
-        return Keystream(key=_key_of(self._seed, purpose="model"), number=self._calls)
+    def side_keystream(self, purpose: str) -> Keystream:
+        return Keystream(key=_key_of(self._seed, purpose=purpose), number=self._calls)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "seeded", "seed": self._seed, "calls": self._calls}

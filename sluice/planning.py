@@ -27,7 +27,7 @@ def selective_mechanism(settings: TrainSettings, dataset_size: int) -> Mechanism
     a reference noise five times that.
     """
     rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
-    noise_multiplier, gate = _noise_and_gate(settings, rate)
+    noise_multiplier, gate = _noise_and_gate(settings, rate, expected_batch_size=rate * dataset_size)
     mechanism = Mechanism(
         sample_rate=rate,
         expected_batch_size=rate * dataset_size,
@@ -78,8 +78,8 @@ def privacy_figures(mechanism: Promise, *, releases: int, delta: float) -> tuple
     return tuple(figures)
 
 
-def _noise_and_gate(settings: TrainSettings, rate: float) -> tuple[float, Gate | None]:
-    gate = _bias_gate(settings)
+def _noise_and_gate(settings: TrainSettings, rate: float, *, expected_batch_size: float) -> tuple[float, Gate | None]:
+    gate = _bias_gate(settings, expected_batch_size)
     if settings.noise_multiplier is not None:
         sigma = settings.noise_multiplier
         if settings.chosen_gate == "coin":
@@ -118,22 +118,22 @@ def scaling_rule(settings: TrainSettings) -> ScalingRule:
     return Normalise(max_grad_norm=settings.max_grad_norm, gamma=settings.scaling_bound)
 
 
-def _bias_gate(settings: TrainSettings) -> ClippingBiasGate | None:
+def _bias_gate(settings: TrainSettings, expected_batch_size: float) -> ClippingBiasGate | None:
     """The gate as far as settings tell, its open noises for calibration to choose."""
     if settings.chosen_gate != "clipping-bias":
         return None
     small = settings.scaling_bound if settings.scaling == "global" else settings.max_grad_norm
-    return ClippingBiasGate(
+    gate = ClippingBiasGate(
         beta=settings.beta,
         clip_range=settings.clip_range,
         gate_noise=settings.gate_noise,
         reference_noise=settings.reference_noise,
-        small_norm=min(small, settings.large_norm),
         large_norm=settings.large_norm,
         reference_decay=settings.reference_decay,
         max_attempts=settings.max_attempts,
         hidden_reference=settings.hidden_reference,
     )
+    return gate.for_batches_of(expected_batch_size, small_norm=small)
 
 
 def _coin(settings: TrainSettings, *, gate_noise: float) -> CoinGate:

@@ -35,7 +35,7 @@ class ModelRandomness:
     """
 
     def __init__(self, source: NoiseSource) -> None:
-        self._own: dict[str, Any] = _drawn_state(source.model_keystream())
+        self._own: dict[str, Any] = _drawn_state(source.side_keystream("model"))
         self._outer: dict[str, Any] | None = None
 
     def enter(self) -> None:

@@ -18,7 +18,7 @@ from sluice.gradients import Chunk
 from sluice.noise import noisy_sum
 from sluice.procedure import Draft, Procedure
 from sluice.sampling import PoissonSampler
-from sluice.workbench import Loss, Workbench
+from sluice.workbench import Loss, RawSum, Workbench
 
 if TYPE_CHECKING:
     from sluice.mechanism import Mechanism
@@ -58,7 +58,7 @@ class Releaser(Procedure[AcceptedBatch]):
             dataset_size=bench.dataset_size, sample_rate=mechanism.sample_rate, source=bench.noise
         )
         self._attempt: Attempt | None = None
-        self._raw_sum: dict[str, Tensor] | None = None
+        self._raw_sum: RawSum | None = None
         self._rejected = False
         self._attempts_used = 0
         self._measured = 0
@@ -101,8 +101,8 @@ class Releaser(Procedure[AcceptedBatch]):
         if self._attempt is not None and not self._attempt.add(norms):
             return self._is_accepted()
         if self._raw_sum is None:
-            self._raw_sum = self.bench.zeros()
-        chunk.add_weighted_sum(self.mechanism.scaling(norms), into=self._raw_sum)
+            self._raw_sum = self.bench.raw_sum()
+        self._raw_sum.add(chunk, self.mechanism.scaling(norms))
         return True
 
     def finish(self) -> bool:
@@ -119,6 +119,7 @@ class Releaser(Procedure[AcceptedBatch]):
             noise_multiplier=mechanism.noise_multiplier,
             sensitivity=mechanism.scaling.sensitivity,
             noise=self.noise,
+            sum_error=self.bench.sum_error * mechanism.scaling.sensitivity,
         )
         if mechanism.gate is not None and self.reference is not None:
             self.reference = mechanism.gate.next_reference(self.reference, content.raw_metric, self.noise)
@@ -148,10 +149,9 @@ class Releaser(Procedure[AcceptedBatch]):
     def _draft(self) -> Draft[AcceptedBatch]:
         attempt = self._attempt
         raw_metric = 0.0 if attempt is None else attempt.raw_metric
+        raw_sum = self.bench.raw_sum() if self._raw_sum is None else self._raw_sum
         return Draft(
-            content=AcceptedBatch(
-                raw_sum=self.bench.zeros() if self._raw_sum is None else self._raw_sum, raw_metric=raw_metric
-            ),
+            content=AcceptedBatch(raw_sum=raw_sum.tensors(), raw_metric=raw_metric),
             attempts=self._attempts_used + (1 if attempt is None else attempt.count),
             measured=self._measured,
             metric=raw_metric,

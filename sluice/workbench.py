@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from sluice.batches import Batches, split_pair
 from sluice.gradients import Chunk, PerSampleGradients
-from sluice.gradients.trees import apply
+from sluice.gradients.trees import apply, batch_size, padded
 from sluice.noise import NoiseSource
 from sluice.optimizer import Updates
+from sluice.rounding_error import BLOCK_ROWS, sum_error
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -26,6 +27,7 @@ class Workbench:
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
         piece_size: so many records at most are read at once.
+        loop_batch: the expected batch size where the user's own loop calls model and loss; 0 where `chunks` does.
     """
 
     gradients: PerSampleGradients
@@ -34,6 +36,7 @@ class Workbench:
     noise: NoiseSource
     piece_size: int
     before_release: Callable[[int], None]
+    loop_batch: float = 0.0
 
     @property
     def dataset_size(self) -> int:
@@ -43,37 +46,88 @@ class Workbench:
     def module(self) -> nn.Module:
         return self.gradients.module
 
-    def zeros(self) -> dict[str, Tensor]:
-        """Fresh accumulators, parameter name to tensor."""
-        return self.gradients.zeros()
+    def raw_sum(self) -> RawSum:
+        """An empty sum of gradients."""
+        return RawSum(self.gradients.zeros)
 
-    def chunks(self, indices: Tensor, loss: Loss, *, norms_only: bool = False) -> Iterator[Chunk]:
-        """Per-sample gradients of the named records, chunk by chunk."""
-        for x, y in self.pairs(indices):
-            yield from self.gradients.chunks(x, y, loss, norms_only=norms_only)
+    @property
+    def sum_error(self) -> float:
+        """How far rounding may take a `RawSum` from the exact one, over the bound on a record's contribution."""
+        rows = self.piece_size if self.loop_batch else self.gradients.chunk_rows
+        return sum_error(chunk_rows=rows, ordinary_loop_batch=self.loop_batch)
 
-    def pairs(self, indices: Tensor) -> Iterator[tuple[Any, Any]]:
+    def chunks(self, indices: Tensor, loss: Loss) -> Iterator[Chunk]:
+        """Per-sample gradients of the named records in random order, chunk by chunk.
+
+        Guarantee:
+            Chunks have one fixed shape and records stand in them at random: one record more or less changes two of them
+            (`sluice.rounding_error`).
+        """
+        rows = self.gradients.chunk_rows
+        size = max(self.piece_size // rows * rows, min(rows, self.piece_size))
+        for x, y in self.pairs(self.noise.random_order(indices), size=size):
+            yield from self.gradients.chunks(x, y, loss)
+
+    def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""
-        for piece in self.batches.pieces(indices, self.piece_size):
+        for piece in self.batches.pieces(indices, size or self.piece_size):
             yield split_pair(piece)
 
     def raw_losses(self, indices: Tensor, loss: Loss) -> Tensor:
         """The loss of each named record at the present weights, in float64, dropout off.
 
         Guarantee:
-            Sensitive: un-noised values of the training data. Entry i depends on record i and the weights alone.
+            Sensitive: un-noised values of the training data. Entry i depends on record i and the weights alone, bit for
+            bit: all forward passes have one shape.
         """
         parts = [torch.zeros(0, dtype=torch.float64)]
         with torch.no_grad(), evaluating(self.module):
             for x, y in self.pairs(indices):
+                rows = batch_size(y)
+                x, y = padded((x, y), self.piece_size)
                 output = apply(self.module, self.gradients.arranged(x))
                 each = torch.func.vmap(lambda out, target: loss(out.unsqueeze(0), target.unsqueeze(0)).sum())
-                parts.append(each(output, y).double().cpu())
+                parts.append(each(output, y)[:rows].double().cpu())
         return torch.cat(parts)
 
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """Update the weights with a released gradient."""
         self.updates.apply(released)
+
+
+class RawSum:
+    """A weighted sum of gradients over the records of one batch: in float32 within blocks, in float64 across them.
+
+    Sensitive until noise is added.
+    """
+
+    def __init__(self, zeros: Callable[[], dict[str, Tensor]]) -> None:
+        self._block = zeros()
+        self._rows = 0
+        self._total: dict[str, Tensor] | None = None
+
+    def add(self, chunk: Chunk, weights: Tensor) -> None:
+        """Add the gradients of a chunk, each times its weight."""
+        if self._rows >= BLOCK_ROWS:
+            self._fold()
+            for part in self._block.values():
+                part.zero_()
+        chunk.add_weighted_sum(weights, into=self._block)
+        self._rows += len(chunk)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sum, by parameter. Nothing may be added afterwards."""
+        if self._total is None:
+            return self._block
+        self._fold()
+        return self._total
+
+    def _fold(self) -> None:
+        if self._total is None:
+            self._total = {name: torch.zeros_like(part, dtype=torch.float64) for name, part in self._block.items()}
+        for name, part in self._block.items():
+            self._total[name] += part
+        self._rows = 0
 
 
 @contextmanager
@@ -88,4 +142,4 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = was
 
 
-__all__ = ["Loss", "Workbench", "evaluating"]
+__all__ = ["Loss", "RawSum", "Workbench", "evaluating"]

@@ -33,20 +33,39 @@ class Acceptance:
             raise InputError(f"ratio_max={self.ratio_max} is not allowed: it must be >= 1.")
 
     @classmethod
-    def one_sided(cls, *, threshold: float, clip_bound: float, metric_bound: float, noise_std: float) -> Acceptance:
-        """Acceptance of ``clip(R - E, -K, K) + N(0, sv^2) > tau`` where a record can only raise E, by at most M.
+    def one_sided(
+        cls,
+        *,
+        threshold: float,
+        clip_bound: float,
+        metric_bound: float,
+        noise_std: float,
+        metric_error: float = 0.0,
+    ) -> Acceptance:
+        """Acceptance of ``clip(R - E, -K, K) + N(0, sv^2) > tau`` where a record raises E by at most M.
 
         The ratio of two Gaussian tails falls with the threshold, so it is smallest where the clipped
         difference reaches ``-K`` after the record is added; a record moves it by ``min(M, 2K)`` at most.
+
+        Args:
+            metric_error: by so much, either way, rounding may move what the *other* records add to E when one record
+                is added. The ratio is then largest where the difference was ``-K`` before.
         """
         validate.finite(threshold=threshold)
         validate.positive(clip_bound=clip_bound, metric_bound=metric_bound, noise_std=noise_std)
-        shift = min(metric_bound, 2 * clip_bound)
-        log_lowest = float(log_ndtr(-(threshold + clip_bound) / noise_std))
-        log_before = float(log_ndtr(-(threshold + clip_bound - shift) / noise_std))
+        validate.non_negative(metric_error=metric_error)
+
+        def log_tail(shift: float) -> float:
+            return float(log_ndtr(-(threshold + clip_bound - min(shift, 2 * clip_bound)) / noise_std))
+
+        log_lowest = log_tail(0.0)
         if log_lowest < _LOG_SMALLEST:
             raise InputError(
                 f"noise_std={noise_std} is not allowed: with threshold={threshold} and clip_bound={clip_bound} the worst "
                 "batch would practically never be accepted. Raise the gate's noise, or lower the threshold."
             )
-        return cls(ratio_min=math.exp(log_lowest - log_before), ratio_max=1.0, probability_min=math.exp(log_lowest))
+        return cls(
+            ratio_min=math.exp(log_lowest - log_tail(metric_bound + metric_error)),
+            ratio_max=math.exp(log_tail(metric_error) - log_lowest),
+            probability_min=math.exp(log_lowest),
+        )

@@ -21,7 +21,8 @@ class Chunk:
     """Per-sample gradients of some samples.
 
     Attributes:
-        samples: which samples of the batch these are.
+        samples: which samples of the batch these are. The forward pass may have had more rows, which only fill it up to
+            its fixed shape; they are not part of the chunk.
 
     Guarantee:
         A sample whose gradient is NaN or infinite (or so large that its norm is) has a non-finite entry in `norms`
@@ -42,7 +43,8 @@ class Chunk:
         self.samples = samples
         self._names = names
         self._keep = keep
-        self._size = recording.batch_size
+        self._size = samples.stop - samples.start
+        self._rows = recording.batch_size
         self._device = device
         self._warn = warn
         self._contributions = combined(recording.release(), batch_size=recording.batch_size, block_bytes=kept_bytes)
@@ -60,7 +62,7 @@ class Chunk:
         return self._norms
 
     def _compute_norms(self) -> Tensor:
-        total = torch.zeros(self._size, dtype=torch.float64, device=self._device)
+        total = torch.zeros(self._rows, dtype=torch.float64, device=self._device)
         dtype = torch.float32
         for contribution in self._contributions:
             squares = contribution.norms_squared(keep=self._keep)
@@ -69,6 +71,7 @@ class Chunk:
         norms = total.sqrt_().to(dtype)
         broken = ~torch.isfinite(norms)
         if bool(broken.any()):
+            # A row that fills up repeats the first sample, so it is broken with it.
             if self._warn:
                 warnings.warn(
                     "A sample's gradient is not finite; such samples get weight zero.",
@@ -77,7 +80,7 @@ class Chunk:
                 )
             for contribution in self._contributions:
                 contribution.drop(broken)
-        return norms
+        return norms[: self._size]
 
     def add_weighted_sum(self, weights: Tensor, *, into: Mapping[str, Tensor]) -> None:
         """Add ``sum_i weights[i] * gradient_i`` to the accumulators, in place.
@@ -92,6 +95,8 @@ class Chunk:
             )
         broken = ~torch.isfinite(self.norms)
         weights = weights.detach().masked_fill(broken, 0)
+        if self._rows > self._size:
+            weights = torch.cat([weights, weights.new_zeros(self._rows - self._size)])
         if not bool(torch.isfinite(weights).all()):
             raise InputError(
                 "weights hold NaN or infinity, which is not allowed: every weight must be a finite number."

@@ -7,6 +7,8 @@ differently from run to run.
 
 from __future__ import annotations
 
+import math
+
 from sluice.gradients.correlation import Geometry
 
 #: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
@@ -80,3 +82,15 @@ def chunk_size(bytes_per_sample: int, *, sequential: bool) -> int:
         return 256
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
     return min(256, max(64, 1 << (fitting.bit_length() - 1)))
+
+
+def fixed_rows(expected_batch_size: float, *, most: int) -> int:
+    """The one shape of all chunks, at most ``most`` samples, such that batches of this expected size leave few rows empty.
+
+    A batch exceeds its expectation by two standard deviations rarely; as many samples are shared out evenly.
+    """
+    if math.isinf(expected_batch_size):
+        return most
+    usual = expected_batch_size + 2 * math.sqrt(expected_batch_size)
+    rows = math.ceil(usual / math.ceil(usual / most))
+    return min(most, 8 * math.ceil(rows / 8))

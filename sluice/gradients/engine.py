@@ -17,7 +17,7 @@ from sluice.gradients.opaque import OpaqueRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.probe import Axes, layout, takes_channels_last
-from sluice.gradients.trees import apply, batch_size, channels_last, take
+from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_mixing
 from sluice.gradients.verification import verify
 
@@ -33,6 +33,8 @@ class PerSampleGradients:
         loss_reduction: what the loss functions given below return: "none" (one value per sample), "mean" (their
             average over the samples it was given) or "sum".
         options: performance only.
+        expected_batch_size: the size of batches on average: public. If it is given, all chunks have one shape, chosen
+            from it, the last one of a batch being filled up: the bits of a sample's gradient depend on that shape.
 
     Guarantee:
         For every batch the norm reported for a sample is that of the gradient which the weighted sum uses, over all
@@ -41,12 +43,18 @@ class PerSampleGradients:
     """
 
     def __init__(
-        self, module: nn.Module, *, loss_reduction: str = "none", options: GradientOptions | None = None
+        self,
+        module: nn.Module,
+        *,
+        loss_reduction: str = "none",
+        options: GradientOptions | None = None,
+        expected_batch_size: float | None = None,
     ) -> None:
         validate.one_of(("none", "mean", "sum"), loss_reduction=loss_reduction)
         self.module = module
         self.options = options or GradientOptions()
         self._reduction = loss_reduction
+        self._expected_batch_size = expected_batch_size
         refuse_mixing(module)
         self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
         if not self._names:
@@ -82,9 +90,9 @@ class PerSampleGradients:
         self.prepare(x)
         for start in range(0, size, self._chunk_size):
             samples = slice(start, min(start + self._chunk_size, size))
-            yield self._run(
-                self.arranged(take(x, samples)), take(y, samples), loss, samples=samples, keep=not norms_only
-            )
+            part = take((x, y), samples)
+            part_x, part_y = part if self._expected_batch_size is None else padded(part, self._chunk_size)
+            yield self._run(self.arranged(part_x), part_y, loss, samples=samples, keep=not norms_only)
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
         """Gradient norm of each sample of the batch. An empty batch has none."""
@@ -105,6 +113,11 @@ class PerSampleGradients:
         return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), total
 
     @property
+    def chunk_rows(self) -> int:
+        """How many samples go through the model at once."""
+        return self._chunk_size
+
+    @property
     def _device(self) -> torch.device:
         return next(iter(self._names)).device
 
@@ -120,6 +133,8 @@ class PerSampleGradients:
             self._chunk_size = self.options.chunk_size or costs.chunk_size(
                 found.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
             )
+            if self._expected_batch_size is not None:
+                self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)
             if any(isinstance(module, nn.Conv2d) for module in self._units):
                 self._channels_last = takes_channels_last(self.module, x)
             if self.options.verify:
@@ -127,7 +142,7 @@ class PerSampleGradients:
             self._prepared = True
 
     def _run(self, x: Any, y: Any, loss: Loss, *, samples: slice, keep: bool) -> Chunk:
-        size = samples.stop - samples.start
+        size = batch_size((x, y))
         with torch.enable_grad():
             with self._watch.record(batch_size=size, parameters=self._parameters) as recording:
                 output = apply(self.module, x)

@@ -61,6 +61,16 @@ def batch_size(tree: Any) -> int:
     return int(sizes.pop())  # type: ignore[arg-type]
 
 
+def padded(tree: Any, count: int) -> Any:
+    """The same structure with ``count`` samples: the first one is repeated as often as it takes."""
+    size = batch_size(tree)
+    if size >= count:
+        return tree
+    rows = torch.zeros(count, dtype=torch.int64)
+    rows[:size] = torch.arange(size)
+    return take(tree, rows)
+
+
 def apply(module: nn.Module, x: Any) -> Any:
     """Call the module on a batch: a dict as keywords, a tuple or list as positional arguments."""
     if isinstance(x, dict):

@@ -99,12 +99,22 @@ class CorrelatedRelease:
         self._raw_past = _memory_for(strategy)
         self._released_past = _memory_for(strategy)
 
-    def release(self, raw_sum: Sequence[Tensor]) -> Tensors:
-        """Add the noise of this step in place: the raw values are overwritten."""
+    def release(self, raw_sum: Sequence[Tensor], *, sum_error: float = 0.0) -> Tensors:
+        """Add the noise of this step in place: the raw values are overwritten.
+
+        Args:
+            sum_error: a bound on the rounding error of the raw sum, over ``max_grad_norm``; the noise pays for it.
+        """
         self._require_a_step_left()
         kept = [tensor.detach().clone() for tensor in raw_sum]
         rows = [raw.double() + echo for raw, echo in _with_echo(kept, self._raw_past)]
-        noisy_sum(rows, noise_multiplier=self.noise_multiplier, sensitivity=self.sensitivity, noise=self.source)
+        noisy_sum(
+            rows,
+            noise_multiplier=self.noise_multiplier,
+            sensitivity=self.sensitivity,
+            noise=self.source,
+            sum_error=sum_error * self.sensitivity,
+        )
         with torch.no_grad():
             for target, (row, echo) in zip(raw_sum, _with_echo(rows, self._released_past), strict=True):
                 target.copy_(row - echo)

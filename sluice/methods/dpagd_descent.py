@@ -119,16 +119,18 @@ class AdaptiveDescent(Procedure[Measurement]):
         Guarantee:
             A Gaussian mechanism with noise multiplier ``1 / sqrt(2 rho)``: rho-zCDP.
         """
-        raw_sum = self.bench.zeros()
+        raw_sum = self.bench.raw_sum()
         for chunk in self.bench.chunks(sample, loss):
-            chunk.add_weighted_sum(self._rule(chunk.norms), into=raw_sum)
+            raw_sum.add(chunk, self._rule(chunk.norms))
+        gradient = raw_sum.tensors()
         noisy_sum(
-            list(raw_sum.values()),
+            list(gradient.values()),
             noise_multiplier=1 / math.sqrt(2 * rho),
             sensitivity=self._rule.sensitivity,
             noise=self.noise,
+            sum_error=self.bench.sum_error * self._rule.sensitivity,
         )
-        return raw_sum
+        return gradient
 
     def _raw_losses_along(self, direction: Mapping[str, Tensor], steps: Sequence[float], loss: Loss) -> Tensor:
         """The summed losses after each step, of the same records: whole numbers, sensitive. The weights come back."""

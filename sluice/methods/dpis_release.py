@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # norms are not blown up. The estimate stays unbiased, because the gradient of a record kept so often is not lengthened to C.
 LEAST_SHARE = 2.0**-10
 
+# The count of clipped gradients rises over norms from (1 - CLIP_RAMP) C to (1 + CLIP_RAMP) C.
+CLIP_RAMP = 2.0**-5
+
 # C stays within this factor of the first one, whatever the noise says.
 CLIP_RANGE = 10.0
 
@@ -34,7 +37,8 @@ class Shares:
     Attributes:
         keep: probability of being kept: min(norm, C) / C, at least `LEAST_SHARE`. Also the first statistic.
         weight: with it a kept gradient has length 1 (C, in units of C), or less where ``keep`` is at its least.
-        clipped: the second statistic: 1/2 for norms above C, else -1/2.
+        clipped: the second statistic: 1/2 for norms above C, -1/2 for smaller ones, and in between, within `CLIP_RAMP` of
+            C, rising evenly: a jump would turn rounding errors of norms into whole counts.
     """
 
     keep: Tensor
@@ -56,7 +60,7 @@ def shares(norms: Tensor, *, clip_norm: float) -> Shares:
     return Shares(
         keep=(long_enough / clip_norm).clamp(max=1.0),
         weight=(1 - MARGIN) / long_enough,
-        clipped=torch.where(exact > clip_norm, 0.5, -0.5).double(),
+        clipped=((exact / clip_norm - 1) / (2 * CLIP_RAMP)).clamp(-0.5, 0.5),
     )
 
 
@@ -100,7 +104,7 @@ class ImportanceReleaser(Procedure[RawSums]):
     def _measure(self, candidates: Tensor, loss: Loss, *, expected: float) -> tuple[RawSums, int]:
         """The raw sums over the candidates, and how many were kept: sensitive."""
         coins = self.noise.uniform((len(candidates),))
-        gradients = self.bench.zeros()
+        raw_sum = self.bench.raw_sum()
         raw_shares, raw_clipped = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         kept = start = 0
         for chunk in self.bench.chunks(candidates, loss):
@@ -108,19 +112,22 @@ class ImportanceReleaser(Procedure[RawSums]):
             found = shares(norms, clip_norm=self.clip_norm)
             is_kept = coins[start : start + len(chunk)] < found.keep
             weights = torch.where(is_kept, found.weight, 0.0).to(dtype=norms.dtype, device=norms.device)
-            chunk.add_weighted_sum(weights, into=gradients)
+            raw_sum.add(chunk, weights)
             raw_shares += found.keep.sum()
             raw_clipped += found.clipped.sum()
             kept += int(is_kept.sum())
             start += len(chunk)
-        return RawSums(gradients=gradients, shares=raw_shares, clipped=raw_clipped, expected=expected), kept
+        return RawSums(gradients=raw_sum.tensors(), shares=raw_shares, clipped=raw_clipped, expected=expected), kept
 
     def apply(self, content: RawSums) -> None:
         promise, expected = self.promise, content.expected
         gradients = list(content.gradients.values())
-        noisy_sum(gradients, noise_multiplier=promise.noise_multiplier, sensitivity=1.0, noise=self.noise)
-        noisy_sum([content.shares], noise_multiplier=promise.norm_noise, sensitivity=1.0, noise=self.noise)
-        noisy_sum([content.clipped], noise_multiplier=2 * promise.count_noise, sensitivity=0.5, noise=self.noise)
+        for raw, multiplier, sensitivity, error in (
+            (gradients, promise.noise_multiplier, 1.0, self.bench.sum_error),
+            ([content.shares], promise.norm_noise, 1.0, 0.0),
+            ([content.clipped], 2 * promise.count_noise, 0.5, 0.0),
+        ):
+            noisy_sum(raw, noise_multiplier=multiplier, sensitivity=sensitivity, noise=self.noise, sum_error=error)
         self._adapt(share=float(content.shares) / expected, clipped=0.5 + float(content.clipped) / expected)
         scale = promise.first_clip_norm / expected
         self.bench.apply({name: noisy.mul_(scale) for name, noisy in content.gradients.items()})

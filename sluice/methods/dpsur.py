@@ -203,16 +203,18 @@ class SelectiveUpdates(Procedure[dict[str, Tensor]]):
         self.bench.apply(content)
 
     def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
-        raw_sum = self.bench.zeros()
+        scaling, raw_sum = self._promise.scaling, self.bench.raw_sum()
         for chunk in self.bench.chunks(indices, loss):
-            chunk.add_weighted_sum(self._promise.scaling(chunk.norms), into=raw_sum)
+            raw_sum.add(chunk, scaling(chunk.norms))
+        gradient = raw_sum.tensors()
         noisy_sum(
-            list(raw_sum.values()),
+            list(gradient.values()),
             noise_multiplier=self._promise.noise_multiplier,
-            sensitivity=self._promise.scaling.sensitivity,
+            sensitivity=scaling.sensitivity,
             noise=self.noise,
+            sum_error=self.bench.sum_error * scaling.sensitivity,
         )
-        return {name: noisy.div_(self._promise.expected_batch_size) for name, noisy in raw_sum.items()}
+        return {name: noisy.div_(self._promise.expected_batch_size) for name, noisy in gradient.items()}
 
     def _raw_change(self, raw_before: Tensor, raw_after: Tensor) -> float:
         """The clipped change of the loss. One that is not a number counts as the worst there is."""

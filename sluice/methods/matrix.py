@@ -291,13 +291,13 @@ class CorrelatedSteps(Procedure[dict[str, Tensor]]):
 
     def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
         indices = self._sampler.batch_of(self.spent)
-        raw_sum = self.bench.zeros()
+        raw_sum = self.bench.raw_sum()
         for chunk in self.bench.chunks(indices, loss):
-            chunk.add_weighted_sum(self._scaling(chunk.norms), into=raw_sum)
-        return Draft(content=raw_sum, measured=len(indices))
+            raw_sum.add(chunk, self._scaling(chunk.norms))
+        return Draft(content=raw_sum.tensors(), measured=len(indices))
 
     def apply(self, content: dict[str, Tensor]) -> None:
-        self._release.release(list(content.values()))
+        self._release.release(list(content.values()), sum_error=self.bench.sum_error)
         self.bench.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in content.items()})
 
     def catch_up(self) -> None:

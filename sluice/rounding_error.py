@@ -1,0 +1,46 @@
+"""How far rounding lets one record move what the others contribute: the bounds that are charged (docs/noise.md, section 5).
+
+A record's gradient is computed in chunks of one fixed shape, so its bits do not depend on which other records there are,
+only on kernels that treat all rows of a chunk alike (checked for each model). Records are put into chunks in a random
+order. If one more record takes a slot and the record that was there moves to the end, all orders stay equally likely, and
+only two chunks differ. What is left to bound is how these two, and the sums over all chunks, are rounded.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Half the distance between neighbouring float32 numbers, relative.
+UNIT = 2.0**-24
+
+# Chunks with up to so many records are covered by `SUM_ERROR`.
+CHUNK_ROWS = 256
+
+# Records whose chunks are added up in float32, before the sum goes on in float64.
+BLOCK_ROWS = 1024
+
+# Of a record's bound: the rounding error of a sum, counted for the two chunks that differ. A sum of n float32 terms has
+# an error of at most (n - 1) UNIT times the sum of their lengths; 256 terms of length 1 come to 2^-8, and adding up the
+# chunks of a block to much less.
+SUM_ERROR = 2.0**-8 * (1 + 2.0**-3)
+
+# In the ordinary loop the gradient of a mean loss is divided by the number of records and multiplied with it again, which
+# moves every number by up to two units whenever the number of records changes. Relative, with a factor of four to spare:
+# what one record's norm or contribution can then differ by.
+NORM_ERROR = 2.0**-20
+
+
+def sum_error(*, chunk_rows: int, ordinary_loop_batch: float = 0.0) -> float:
+    """A bound on the rounding error of a sum that one record can change, over the bound on a record's contribution.
+
+    Args:
+        chunk_rows: how many records go through the model at once.
+        ordinary_loop_batch: the expected batch size of an ordinary loop; 0 where the engine calls the loss.
+    """
+    in_chunks = SUM_ERROR if chunk_rows <= CHUNK_ROWS else SUM_ERROR * (chunk_rows / CHUNK_ROWS) ** 2
+    return in_chunks + (NORM_ERROR / 2 * largest_batch(ordinary_loop_batch) if ordinary_loop_batch else 0.0)
+
+
+def largest_batch(expected: float) -> float:
+    """A size that a Poisson batch exceeds with a probability below 2^-50, by Chernoff's bound."""
+    return expected + 10 * math.sqrt(expected) + 20
