@@ -124,7 +124,7 @@ class ClippingBiasGate(Gate):
         hidden_reference: compare with the un-noised metric of the last accepted batch, and measure with the jump, as the
             paper does. No per-release bound covers that, so every epsilon of such a run is only "claimed".
         metric_error: rounding may move the metric of all other records by so many metric bounds, either way, when one
-            record is added; it is charged (docs/noise.md, section 5).
+            record is added; it is charged (docs/noise.md, section 6).
     """
 
     beta: float = 3.0

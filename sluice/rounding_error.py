@@ -1,4 +1,4 @@
-"""How far rounding lets one record move what the others contribute: the bounds that are charged (docs/noise.md, section 5).
+"""How far rounding lets one record move what the others contribute: the bounds that are charged (docs/noise.md, section 6).
 
 A record's gradient is computed in chunks of one fixed shape, so its bits do not depend on which other records there are,
 only on kernels that treat all rows of a chunk alike (checked for each model). Records are put into chunks in a random
