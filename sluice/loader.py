@@ -41,7 +41,7 @@ class PrivateLoader:
         end = self._releaser.released + self._releases_per_pass
         self._capture.attach()
         while not self._releaser.done and self._releaser.released < end:
-            indices = self._releaser.begin()
+            indices = self._releaser.noise.random_order(self._releaser.begin())
             if len(indices) == 0:
                 self._releaser.finish()  # an empty sample is legal: noise alone, and charged like any other
                 continue
