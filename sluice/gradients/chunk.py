@@ -12,6 +12,9 @@ from sluice.errors import InputError
 from sluice.gradients.capture import Recording
 from sluice.gradients.combine import combined
 
+#: Norms beyond this count as infinite: weights that make such gradients small would be too small for single precision.
+_LARGEST = 1e30
+
 
 class NonFiniteGradientWarning(UserWarning):
     """Some sample has a gradient that is not finite. Which one is not told: that would be about the data."""
@@ -25,7 +28,7 @@ class Chunk:
             its fixed shape; they are not part of the chunk.
 
     Guarantee:
-        A sample whose gradient is NaN or infinite (or so large that its norm is) has a non-finite entry in `norms`
+        A sample whose gradient is NaN or infinite, or longer than 1e30, has a non-finite entry in `norms`
         and adds exactly zero to every weighted sum, whatever its weight. No other sample's values depend on it.
     """
 
@@ -65,10 +68,9 @@ class Chunk:
         total = torch.zeros(self._rows, dtype=torch.float64, device=self._device)
         dtype = torch.float32
         for contribution in self._contributions:
-            squares = contribution.norms_squared(keep=self._keep)
-            dtype = torch.promote_types(dtype, squares.dtype)
-            total += squares
-        norms = total.sqrt_().to(dtype)
+            dtype = torch.promote_types(dtype, contribution.parameter.dtype)
+            total += contribution.norms_squared(keep=self._keep)
+        norms = total.sqrt_().masked_fill_(total > _LARGEST, torch.inf).to(dtype)
         broken = ~torch.isfinite(norms)
         if bool(broken.any()):
             # A row that fills up repeats the first sample, so it is broken with it.

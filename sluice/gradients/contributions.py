@@ -43,11 +43,35 @@ def working(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
+#: Single precision adds up so many squares without losing digits; longer sums are made of such parts, in float64.
+_PART = 512
+
+
 def squared_norms(rows: Tensor) -> Tensor:
-    """Squared Euclidean norm of each row, all axes but the first taken together."""
+    """Squared Euclidean norm of each row, all axes but the first taken together, in float64."""
     if rows.shape[0] == 0 or rows.numel() == 0:
-        return rows.new_zeros(rows.shape[0])
-    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square_()
+        return rows.new_zeros(rows.shape[0], dtype=torch.float64)
+    flat = rows.flatten(1)
+    whole = flat.shape[1] // _PART * _PART
+    squares = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square_()
+    if whole:
+        parts = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _PART)), dim=2)
+        squares += parts.double().square_().sum(1)
+    return squares
+
+
+def squared_norms_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """``|a_i|^2 |b_i|^2`` for each row i, in float64: squared norms of the matrices that two vectors span.
+
+    Squares of numbers below 1e-19 leave single precision. That matters only where the other vector is large, and such
+    rows, which are rare, are taken in double precision.
+    """
+    first, second = squared_norms(a), squared_norms(b)
+    lost = ((first < 1e-34) & (second > 1e10)) | ((second < 1e-34) & (first > 1e10))
+    if bool(lost.any()):
+        first[lost] = torch.linalg.vector_norm(a[lost].flatten(1).double(), dim=1).square_()
+        second[lost] = torch.linalg.vector_norm(b[lost].flatten(1).double(), dim=1).square_()
+    return first * second
 
 
 def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
@@ -87,7 +111,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def norms_squared(self, *, keep: bool) -> Tensor:
-        """Squared norm for each sample, ``[n]``. ``keep`` says that a weighted sum will probably be asked for next."""
+        """Squared norm for each sample, ``[n]``, in float32 or float64. ``keep`` says that a weighted sum will probably be asked for next."""
 
     @abstractmethod
     def per_sample(self, samples: slice) -> Tensor:

@@ -85,7 +85,7 @@ class CorrelationContribution(Contribution):
         if kernel == "explicit":
             return self._explicit_norms(image, maps, keep=keep, compiled=compiled)
         gram = window_gram if kernel == "pixel_gram" else window_gram_from_windows
-        return gram_norms(lambda rows: gram(image[rows], self._geometry), maps, self.per_sample)
+        return gram_norms(lambda rows: gram(image[rows].double(), self._geometry), maps)
 
     def _kernel(self, keep: bool, compiled: bool) -> str:
         geometry = self._geometry
@@ -110,7 +110,7 @@ class CorrelationContribution(Contribution):
             self._form(image, maps, self._gradients)
             return squared_norms(self._gradients)
         parts = [squared_norms(self._formed(image[rows], maps[rows])) for rows in self._blocks(image)]
-        return torch.cat(parts) if parts else maps.new_zeros(0)
+        return torch.cat(parts) if parts else squared_norms(maps)
 
     def _compiled_norms(self, image: Tensor, maps: Tensor, *, into: Tensor | None) -> Tensor:
         geometry, n = self._geometry, image.shape[0]

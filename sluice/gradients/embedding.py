@@ -121,7 +121,7 @@ class RowContribution(Contribution):
         lookups, rows = self._lookups_and_rows()
         squares = squared_norms(rows)
         places, members, owners = lookups.repeated(self.parameter.shape[0])
-        total = rows.new_zeros(lookups.batch_size)
+        total = squares.new_zeros(lookups.batch_size)
         if places.shape[0]:
             squares[places] = 0
             sums = rows.new_zeros(owners.shape[0], rows.shape[1]).index_add_(0, members, rows[places])
@@ -310,9 +310,9 @@ class BagContribution(RowContribution):
         tap, lookups, _ = self._pieces[0]
         assert lookups.factors is not None
         gradient = tap.gradient if self._dropped is None else zero_rows(tap.gradient, self._dropped)
-        factors = lookups.factors.to(gradient.dtype)
-        squares = gradient.new_zeros(lookups.batch_size).index_add_(0, lookups.samples, factors * factors)
-        return squared_norms(gradient) * squares
+        factors = lookups.factors.double()
+        squares = factors.new_zeros(lookups.batch_size).index_add_(0, lookups.samples, factors.square())
+        return squared_norms(gradient.double()) * squares
 
 
 def _optional(call: Call, position: int, keyword: str) -> Any:

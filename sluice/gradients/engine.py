@@ -13,15 +13,15 @@ from sluice.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
 from sluice.gradients.chunk import Chunk
+from sluice.gradients.losses import Loss
 from sluice.gradients.opaque import OpaqueRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
-from sluice.gradients.probe import Axes, layout, takes_channels_last
+from sluice.gradients.preparation import Preparation, Prepared
+from sluice.gradients.probe import Axes
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_mixing
-from sluice.gradients.verification import verify
 
-Loss = Callable[[Any, Any], Tensor]
 Scaling = Callable[[Tensor], Tensor]
 
 
@@ -61,11 +61,13 @@ class PerSampleGradients:
             raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")
         self._parameters: frozenset[Tensor] = frozenset(self._names)
         self._units = plan(module, options=self.options, opaque=OpaqueRule())
-        self._axes: dict[tuple[str, int], Axes] = {}
-        self._watch = Watch(self._units, options=self.options, axes=self._axes)
+        axes: dict[tuple[str, int], Axes] = {}
+        self._watch = Watch(self._units, options=self.options, axes=axes)
+        self._preparation = Preparation(
+            module, units=self._units, axes=axes, watch=self._watch, names=self._names, options=self.options
+        )
         self._channels_last = False
         self._chunk_size = self.options.chunk_size or 64
-        self._prepared = False
 
     def zeros(self) -> dict[str, Tensor]:
         """Empty accumulators for `Chunk.add_weighted_sum`: parameter name to tensor, at least float32."""
@@ -87,7 +89,8 @@ class PerSampleGradients:
         if size == 0:
             return
         refuse_mixing(self.module)
-        self.prepare(x)
+        prepared = self.prepare(x)
+        self._preparation.check_loss(prepared, y, loss, total=self._total, reduction=self._reduction)
         for start in range(0, size, self._chunk_size):
             samples = slice(start, min(start + self._chunk_size, size))
             part = take((x, y), samples)
@@ -125,21 +128,16 @@ class PerSampleGradients:
         """Images stored as 2-D convolutions run fastest on a CPU, if the model is one that takes them so."""
         return channels_last(x) if self._channels_last else x
 
-    def prepare(self, x: Any) -> None:
-        """Learn, from the first batch, where samples are, and check on two of them that the gradients are right."""
-        if not self._prepared:
-            found = layout(self.module, self._units, x)
-            self._axes.update(found.axes)
-            self._chunk_size = self.options.chunk_size or costs.chunk_size(
-                found.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
-            )
-            if self._expected_batch_size is not None:
-                self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)
-            if any(isinstance(module, nn.Conv2d) for module in self._units):
-                self._channels_last = takes_channels_last(self.module, x)
-            if self.options.verify:
-                verify(self.module, self._watch, self._names, x, kept_bytes=self.options.kept_bytes)
-            self._prepared = True
+    def prepare(self, x: Any) -> Prepared:
+        """Learn where samples are in such a batch, and refuse a model that mixes them: see `Preparation`."""
+        prepared = self._preparation.prepare(x)
+        self._channels_last = prepared.channels_last
+        self._chunk_size = self.options.chunk_size or costs.chunk_size(
+            prepared.layout.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
+        )
+        if self._expected_batch_size is not None:
+            self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)
+        return prepared
 
     def _run(self, x: Any, y: Any, loss: Loss, *, samples: slice, keep: bool) -> Chunk:
         size = batch_size((x, y))

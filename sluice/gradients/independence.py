@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from sluice.errors import InputError, UnsupportedModuleError
-from sluice.gradients.probe import undisturbed
+from sluice.gradients.probe import seed, undisturbed
 from sluice.gradients.trees import apply, batch_size, take, tensors_in
 from sluice.gradients.validation import refuse_mixing
+
+#: With equal shapes, equal numbers are computed in the same order, so that differences are hardly rounding.
+TOLERANCE = 1e-5
 
 
 def check_independence(module: nn.Module, example: Any) -> None:
@@ -31,38 +34,51 @@ def check_independence(module: nn.Module, example: Any) -> None:
     others = torch.arange(size)
     others[1:] = torch.arange(size - 1, 0, -1)
     others[-1] = size - 1
-    before = _outputs(module, example, size)
-    after = _outputs(module, take(example, others), size)
+    name = first_difference(module, example, take(example, others), size=size, row=0)
+    if name is not None:
+        raise UnsupportedModuleError(mixing_message(module, name))
+
+
+def first_difference(module: nn.Module, x: Any, other: Any, *, size: int, row: int) -> str | None:
+    """The first module, inner ones before those around them, whose output for a sample differs between two batches."""
+    before, after = _outputs(module, x, size, row), _outputs(module, other, size, row)
     for (name, old), (same_name, new) in zip(before, after, strict=False):
-        if name != same_name or old.shape != new.shape or not _close(old, new):
-            raise UnsupportedModuleError(
-                f"Module '{name or type(module).__name__}' gives another output for a sample when other samples of its "
-                "batch change, so its gradients are not about one record. Replace what it computes over the batch axis "
-                "(normalise over channels or positions instead), or freeze it."
-            )
+        if name != same_name or old.shape != new.shape or not close(old, new):
+            return name
+    return None
 
 
-def _outputs(module: nn.Module, x: Any, size: int) -> list[tuple[str, Tensor]]:
-    """Name and first sample's output of each module that was called, in order, where the samples are first."""
+def mixing_message(model: nn.Module, name: str) -> str:
+    mode = "training" if model.training else "evaluation"
+    return (
+        f"Module '{name or type(model).__name__}' gives another output for a sample when other samples of its batch "
+        f"change (in {mode} mode), so its gradients are not about one record. Replace what it computes over the batch "
+        "axis (normalise over channels or positions instead), or freeze it."
+    )
+
+
+def close(old: Tensor, new: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding."""
+    if not old.is_floating_point():
+        return bool(torch.equal(old, new))
+    scale = float(old.abs().max()) if old.numel() else 0.0
+    return bool(torch.allclose(old, new, rtol=0, atol=TOLERANCE * scale + 1e-30, equal_nan=True))
+
+
+def _outputs(module: nn.Module, x: Any, size: int, row: int) -> list[tuple[str, Tensor]]:
+    """Name and one sample's output of each module that was called, in order, where the samples are first."""
     names = {part: name for name, part in module.named_modules()}
     seen: list[tuple[str, Tensor]] = []
 
     def note(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if part in names:
-            seen.extend((names[part], t[0].clone()) for t in tensors_in(output) if t.dim() and t.shape[0] == size)
+            seen.extend((names[part], t[row].clone()) for t in tensors_in(output) if t.dim() and t.shape[0] == size)
 
     handle = register_module_forward_hook(note)
     try:
         with undisturbed(module), torch.no_grad():
-            torch.manual_seed(0)
+            seed(0)
             apply(module, x)
     finally:
         handle.remove()
     return seen
-
-
-def _close(old: Tensor, new: Tensor) -> bool:
-    if not old.is_floating_point():
-        return bool(torch.equal(old, new))
-    scale = float(old.abs().max()) if old.numel() else 0.0
-    return bool(torch.allclose(old, new, rtol=1e-4, atol=1e-5 * scale + 1e-12, equal_nan=True))

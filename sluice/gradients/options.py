@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sluice import validate
+from sluice.errors import InputError
+from sluice.gradients.trees import batch_size
 
 STRATEGIES = ("auto", "gram", "explicit", "vmap", "loop")
 
@@ -23,9 +26,12 @@ class GradientOptions:
         kept_bytes: per-sample gradients formed for norms are kept for the weighted sum up to this many bytes per
             parameter; beyond it they are formed again, or not at all.
         compiled: use kernels in C where there are some and a C compiler was found (`sluice.gradients.native`).
-        verify: compare the first batch's norms and sum, on two samples, with one autograd run per sample. This
-            catches parameters that are used behind the back of their module and layers whose batch axis is not
-            what it seems. It costs two small steps, once.
+        verify: check the model, on a few made-up samples and whenever shapes or training modes are new, for mixed
+            samples, for state that outlives a batch, and for parameters that are used behind the back of their module;
+            and the loss for mixed samples, where it is given to us (docs/gradients.md). It costs some small steps.
+        example: a batch of inputs to check the model on in place of made-up ones, samples first: at least two different
+            ones. It must be public: whether the model is accepted depends on its values. For models that fail on
+            random numbers.
     """
 
     chunk_size: int | None = None
@@ -33,6 +39,7 @@ class GradientOptions:
     kept_bytes: int = 64 * 2**20
     compiled: bool = True
     verify: bool = True
+    example: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.chunk_size is not None:
@@ -40,3 +47,5 @@ class GradientOptions:
         validate.positive_integer(kept_bytes=self.kept_bytes)
         for kernel in self.strategy.values():
             validate.one_of(STRATEGIES, strategy=kernel)
+        if self.example is not None and batch_size(self.example) < 2:
+            raise InputError("example holds one sample, which is not enough: give at least 2 different ones.")

@@ -12,7 +12,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, weighted, working, zero_rows
+from sluice.gradients import costs
+from sluice.gradients.contributions import (
+    Contribution,
+    Tap,
+    squared_norms,
+    squared_norms_of_products,
+    weighted,
+    working,
+    zero_rows,
+)
 from sluice.gradients.gram import gram_norms
 from sluice.gradients.native import kernels
 from sluice.gradients.options import GradientOptions
@@ -23,8 +32,12 @@ _BLOCK_BYTES = 8 * 2**20
 
 
 def gram_is_cheaper(positions: int, outputs: int, inputs: int) -> bool:
-    """The cost model, in multiply-adds for each sample: T^2 (in + out) against T in out (docs/gradients.md)."""
-    return positions * (inputs + outputs) < inputs * outputs
+    """The cost model, in multiply-adds for each sample: 3 T^2 (in + out) against T in out (docs/gradients.md)."""
+    return costs.DOUBLE * positions * (inputs + outputs) < inputs * outputs
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return torch.bmm(rows, rows.transpose(1, 2))
 
 
 class LinearContribution(Contribution):
@@ -77,10 +90,10 @@ class LinearContribution(Contribution):
         a, b = self._inputs_and_gradients()
         positions, inputs, outputs = a.shape[1], a.shape[2], b.shape[2]
         if positions == 1:
-            return squared_norms(a) * squared_norms(b)
+            return squared_norms_of_products(a, b)
         gram = gram_is_cheaper(positions, outputs, inputs) if self._strategy == "auto" else self._strategy == "gram"
         if gram:
-            return gram_norms(lambda rows: torch.bmm(a[rows], a[rows].transpose(1, 2)), b, self.per_sample)
+            return gram_norms(lambda rows: _gram(a[rows].double()), b)
         n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
         formed = self._kept((n, inputs, outputs), a) if keep and n * bytes_each <= self._options.kept_bytes else None
         self._gradients = None if formed is None else formed.transpose(1, 2)

@@ -1,22 +1,24 @@
-"""Finding out, by running the model on a few samples, where samples are and whether the gradients are right."""
+"""Finding out, by running the model on a few made-up samples, where the samples are in each layer."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from sluice.gradients.plan import Unit
-from sluice.gradients.trees import apply, channels_last, first_rows, leaves_in, tensors_in
+from sluice.gradients.synthetic import Samples
+from sluice.gradients.trees import apply, channels_last, leaves_in, tensors_in
 
 #: For each tensor among a call's arguments, the axis that holds the samples, or None.
 Axes = tuple[int | None, ...]
-_Shapes = dict[tuple[str, int], list[torch.Size]]
 
 
 @contextmanager
@@ -26,19 +28,33 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     The fused inference kernels of torch's transformer layers are off inside: they go past the modules in them.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  (models may draw from the global one)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
+    kept = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     with torch.random.fork_rng():
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+            for module, training, own in kept:
+                module.training = training
+                module._buffers.clear()
+                module._buffers.update(own)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-            for module, training in modes:
-                module.training = training
+
+
+def seed(value: int) -> None:
+    """Start every generator that a model may draw from at the same place."""
+    torch.default_generator.manual_seed(value)  # torch.manual_seed notes a stack trace for each device that is absent
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(value)
+    random.seed(value)
+    np.random.seed(value)  # noqa: NPY002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,26 +63,33 @@ class Layout:
 
     Attributes:
         axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
+        outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
         bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps.
     """
 
     axes: dict[tuple[str, int], Axes]
+    outputs: Axes
     bytes_per_sample: int
 
 
-def layout(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> Layout:
+def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) -> Layout:
     """Find out by running the model, without gradients, on two samples and on three.
 
     The axis whose size goes from two to three holds the samples. Where the size of an axis depends on the batch in
     another way (samples folded into another axis) none is reported.
     """
-    (two, size_of_two), (three, _) = _shapes(model, units, first_rows(x, 2)), _shapes(model, units, first_rows(x, 3))
+    two, three = _seen(model, units, samples.few(2)), _seen(model, units, samples.few(3))
     axes = {
-        key: tuple(_axis(a, b) for a, b in zip(shapes, three[key], strict=True))
-        for key, shapes in two.items()
-        if key in three and len(three[key]) == len(shapes)
+        key: _axes(shapes, three.inputs[key])
+        for key, shapes in two.inputs.items()
+        if key in three.inputs and len(three.inputs[key]) == len(shapes)
     }
-    return Layout(axes=axes, bytes_per_sample=size_of_two // 2)
+    outputs = _axes(two.outputs, three.outputs) if len(two.outputs) == len(three.outputs) else ()
+    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2)
+
+
+def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:
+    return tuple(_axis(a, b) for a, b in zip(two, three, strict=True))
 
 
 def _axis(two: torch.Size, three: torch.Size) -> int | None:
@@ -76,37 +99,44 @@ def _axis(two: torch.Size, three: torch.Size) -> int | None:
     return changed[0] if len(changed) == 1 and two[changed[0]] == 2 and three[changed[0]] == 3 else None
 
 
-def _shapes(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> tuple[_Shapes, int]:
-    seen: _Shapes = {}
+@dataclass(kw_only=True)
+class _Seen:
+    """Shapes in one forward pass."""
+
+    inputs: dict[tuple[str, int], list[torch.Size]]
+    outputs: list[torch.Size]
+    size: int = 0
+
+
+def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
+    seen = _Seen(inputs={}, outputs=[])
     counts: dict[str, int] = {}
-    size = 0
 
     def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        nonlocal size
         unit = units.get(module)
         if unit is not None:
             number = counts.get(unit.name, 0)
             counts[unit.name] = number + 1
             tensors = leaves_in(inputs, keywords)
-            seen[unit.name, number] = [tensor.shape for tensor in tensors]
-            size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
+            seen.inputs[unit.name, number] = [tensor.shape for tensor in tensors]
+            seen.size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
 
     handle = register_module_forward_hook(note, with_kwargs=True)
     try:
         with undisturbed(model), torch.no_grad():
-            apply(model, x)
+            seen.outputs = [tensor.shape for tensor in tensors_in(apply(model, x))]
     finally:
         handle.remove()
-    return seen, size
+    return seen
 
 
-def takes_channels_last(model: nn.Module, x: Any) -> bool:
+def takes_channels_last(model: nn.Module, samples: Samples) -> bool:
     """Whether images can be stored channels last without anyone noticing.
 
     A model that calls ``view`` on feature maps cannot run so, and outputs that would be stored in another way could
     break the loss.
     """
-    few = first_rows(x, 2)
+    few = samples.few(2)
     with undisturbed(model), torch.no_grad():
         expected = apply(model, few)
     try:

@@ -111,7 +111,7 @@ class FusedGradients:
     def _norms_in_pieces(self, piece: int) -> list[Tensor]:
         n = self.d.shape[1]
         buffer = self.d.new_empty(min(piece, n), self._inputs.shape[2], self.d.shape[2])
-        both = [self.d.new_empty(n), self.d.new_empty(n)]
+        both = [self.d.new_empty(n, dtype=torch.float64) for _ in range(2)]
         for start in range(0, n, piece):
             samples = slice(start, min(start + piece, n))
             formed = self._form(samples, out=buffer[: samples.stop - start])

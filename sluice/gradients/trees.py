@@ -95,9 +95,3 @@ def _channels_last(images: Tensor) -> Tensor:
         # The two layouts are the same memory; only these strides tell torch which one is meant.
         return images.as_strided(images.shape, (height * width, 1, width, 1))
     return images.contiguous(memory_format=torch.channels_last)
-
-
-def first_rows(tree: Any, count: int) -> Any:
-    """``count`` samples: the first two of the batch, over and over."""
-    size = batch_size(tree)
-    return take(tree, torch.arange(count) % min(size, 2))

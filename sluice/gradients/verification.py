@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,84 +12,140 @@ from torch import Tensor, nn
 from sluice.errors import UnsupportedModuleError
 from sluice.gradients.capture import Watch
 from sluice.gradients.chunk import Chunk
-from sluice.gradients.probe import probing_loss, undisturbed
-from sluice.gradients.trees import apply, first_rows, take, tensors_in
+from sluice.gradients.probe import probing_loss, seed, undisturbed
+from sluice.gradients.synthetic import Samples
+from sluice.gradients.trees import apply, take, tensors_in
 
 _Gradients = dict[str, Tensor]
 
+#: Modules whose training flag switches dropout on and does nothing else.
+_ONLY_DROPOUT = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention),
+)
 
-def verify(model: nn.Module, watch: Watch, names: Mapping[Tensor, str], x: Any, *, kept_bytes: int) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model that is checked.
+
+    Attributes:
+        names: trainable parameters to their names.
+    """
+
+    model: nn.Module
+    watch: Watch
+    names: Mapping[Tensor, str]
+    kept_bytes: int
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.names)).device
+
+    def recorded(self, x: Any, size: int) -> tuple[list[Tensor], Chunk]:
+        """Outputs of a forward pass with fixed random numbers, and the gradients of `probing_loss`."""
+        seed(0)
+        with self.watch.record(batch_size=size, parameters=frozenset(self.names)) as recording:
+            outputs = list(tensors_in(apply(self.model, x)))
+        recording.backward(probing_loss(outputs))
+        chunk = Chunk(
+            recording,
+            samples=slice(0, size),
+            names=self.names,
+            kept_bytes=self.kept_bytes,
+            keep=False,
+            device=self.device,
+            warn=False,
+        )
+        return [output.detach() for output in outputs], chunk
+
+    def weighted_sum(self, chunk: Chunk, weights: Tensor) -> _Gradients:
+        sums = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p, name in self.names.items()}
+        chunk.add_weighted_sum(weights.to(self.device), into=sums)
+        return sums
+
+    def autograd(self, x: Any) -> _Gradients:
+        """The gradient of `probing_loss` for a whole batch, by an ordinary backward pass."""
+        seed(0)
+        value = probing_loss(list(tensors_in(apply(self.model, x))))
+        if not value.requires_grad:
+            return {name: torch.zeros_like(p, dtype=torch.float64) for p, name in self.names.items()}
+        gradients = torch.autograd.grad(value, list(self.names), allow_unused=True)
+        return {
+            name: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
+            for (p, name), g in zip(self.names.items(), gradients, strict=True)
+        }
+
+
+def verify(subject: Subject, samples: Samples) -> None:
     """Raise if the sum for two samples, or the norm for each of them, is not what ordinary backward passes give.
 
     What this finds is not rounding but parameters that are used without calling their module, and samples that are
-    mixed or not where they seem to be. It runs in evaluation mode, since dropout differs between a batch of two and two
-    of one, and leaves random numbers, buffers and modes as they were. Models that are random even so are not compared
-    where random numbers would have to agree.
+    mixed or not where they seem to be. Dropout differs between a batch of two and two of one, so this runs in evaluation
+    mode, and in the present mode with known dropout modules quiet. Models that are random even so are not compared where
+    random numbers would have to agree.
     """
-    pair = first_rows(x, 2)
-    device = next(iter(names)).device
+    model, pair = subject.model, samples.few(2)
+    training = any(module.training for module in model.modules())
     with undisturbed(model), torch.enable_grad():
         model.eval()
-        random = _is_random(model, pair)
-        torch.manual_seed(0)
-        with watch.record(batch_size=2, parameters=frozenset(names)) as recording:
-            outputs = list(tensors_in(apply(model, pair)))
-        recording.backward(probing_loss(outputs))
-        chunk = Chunk(
-            recording, samples=slice(0, 2), names=names, kept_bytes=kept_bytes, keep=False, device=device, warn=False
+        _compare(subject, pair)
+    if training:
+        with undisturbed(model), torch.enable_grad():
+            for module in model.modules():
+                module.training = module.training and type(module) not in _ONLY_DROPOUT
+            _compare(subject, pair)
+
+
+def _compare(subject: Subject, pair: Any) -> None:
+    random = _is_random(subject.model, pair)
+    outputs, chunk = subject.recorded(pair, 2)
+    tolerance = 0.2 if any(t.dtype in (torch.bfloat16, torch.float16) for t in outputs) else 0.01
+    found = subject.weighted_sum(chunk, torch.ones(2))
+    if random:
+        if not subject.watch.has_opaque:
+            _refuse_difference(_different(subject.autograd(pair), found, tolerance))
+        return
+    singles = [subject.autograd(take(pair, slice(i, i + 1))) for i in (0, 1)]
+    different = _different({name: singles[0][name] + singles[1][name] for name in found}, found, tolerance)
+    if different is not None and _different(subject.autograd(pair), found, tolerance) is not None:
+        _refuse_difference(different)
+    norms = torch.stack([norm(one) for one in singles])
+    if different is not None or not bool(
+        ((chunk.norms.double() - norms).abs() <= tolerance * norms.max() + 1e-30).all()
+    ):
+        raise UnsupportedModuleError(
+            "Per-sample gradients differ from those of a batch of one: some module mixes samples, or takes another axis "
+            "for the samples. Run sluice.gradients.check_independence(module, example) to find it."
         )
-        norms = chunk.norms.double()
-        sums = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p, name in names.items()}
-        chunk.add_weighted_sum(torch.ones(2, device=device), into=sums)
-        tolerance = 0.2 if any(t.dtype in (torch.bfloat16, torch.float16) for t in outputs) else 0.01
-        if not (random and watch.has_opaque):
-            _compare_sums(_autograd(model, names, pair), sums, tolerance)
-        if not random:
-            _compare_norms([_autograd(model, names, take(pair, slice(i, i + 1))) for i in (0, 1)], norms, tolerance)
 
 
 def _is_random(model: nn.Module, pair: Any) -> bool:
     results = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
+    for number in (1, 2):
+        seed(number)
         with torch.no_grad():
             results.append(list(tensors_in(apply(model, pair))))
     return any(not torch.allclose(a, b, equal_nan=True) for a, b in zip(*results, strict=True))
 
 
-def _autograd(model: nn.Module, names: Mapping[Tensor, str], x: Any) -> _Gradients:
-    torch.manual_seed(0)
-    value = probing_loss(list(tensors_in(apply(model, x))))
-    parameters = list(names)
-    if not value.requires_grad:
-        return {name: torch.zeros_like(p, dtype=torch.float64) for p, name in names.items()}
-    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-    return {
-        names[p]: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
-        for p, g in zip(parameters, gradients, strict=True)
-    }
-
-
-def _norm(gradients: _Gradients) -> Tensor:
+def norm(gradients: _Gradients) -> Tensor:
     return torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
 
 
-def _compare_sums(expected: _Gradients, found: _Gradients, tolerance: float) -> None:
-    scale = float(_norm(expected))
-    for name, value in found.items():
-        if float((value - expected[name]).norm()) > tolerance * scale + 1e-30:
-            owner = name.rpartition(".")[0].rpartition(".")[0]
-            raise UnsupportedModuleError(
-                f"The gradient of parameter '{name}' cannot be recorded: it is used without calling the module it "
-                "belongs to, or that module's forward is not what its class says. Call the module instead of using its "
-                f"parameter, or set GradientOptions(strategy={{{owner!r}: 'vmap'}}) for the module that uses it."
-            )
+def _different(expected: _Gradients, found: _Gradients, tolerance: float) -> str | None:
+    """The first parameter whose gradient is not as expected."""
+    scale = float(norm(expected))
+    wrong = (n for n, value in found.items() if not float((value - expected[n]).norm()) <= tolerance * scale + 1e-30)
+    return next(wrong, None)
 
 
-def _compare_norms(expected: list[_Gradients], found: Tensor, tolerance: float) -> None:
-    norms = torch.stack([_norm(one) for one in expected])
-    if bool(((found - norms).abs() > tolerance * norms.max() + 1e-30).any()):
-        raise UnsupportedModuleError(
-            "Per-sample gradient norms differ from those of a batch of one: some module mixes samples, or takes "
-            "another axis for the samples. Run sluice.gradients.check_independence(module, example) to find it."
-        )
+def _refuse_difference(name: str | None) -> None:
+    if name is None:
+        return
+    owner = name.rpartition(".")[0].rpartition(".")[0]
+    raise UnsupportedModuleError(
+        f"The gradient of parameter '{name}' cannot be recorded: it is used without calling the module it belongs to, or "
+        "that module's forward is not what its class says. Call the module instead of using its parameter, or set "
+        f"GradientOptions(strategy={{{owner!r}: 'vmap'}}) for the module that uses it."
+    )

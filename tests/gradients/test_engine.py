@@ -227,7 +227,7 @@ def test_chunks_do_not_change_results():
 
 def test_reading_may_stop_after_any_chunk():
     calls = []
-    engine = PerSampleGradients(nn.Linear(3, 1), options=GradientOptions(chunk_size=4))
+    engine = PerSampleGradients(nn.Linear(3, 1), options=GradientOptions(chunk_size=4, verify=False))
 
     def loss(output, y):
         calls.append(len(y))
@@ -274,7 +274,7 @@ def test_nothing_is_left_on_the_model():
 
 
 def test_random_numbers_and_buffers_are_not_disturbed_by_the_checks():
-    class Counting(nn.Linear):
+    class Noisy(nn.Linear):
         def __init__(self) -> None:
             super().__init__(3, 2)
             self.register_buffer("calls", torch.zeros(()))
@@ -283,9 +283,13 @@ def test_random_numbers_and_buffers_are_not_disturbed_by_the_checks():
             self.calls += 1
             return super().forward(x) + torch.rand(())
 
-    model = nn.Sequential(Counting().requires_grad_(False), nn.Linear(2, 1))
+    model = nn.Sequential(Noisy().requires_grad_(False), nn.Linear(2, 1))
     torch.manual_seed(3)
-    PerSampleGradients(model).norms(torch.randn(4, 3), torch.zeros(4), lambda o, y: o[:, 0])
+    x = torch.randn(4, 3)
+    with pytest.raises(UnsupportedModuleError, match=r"'0\.calls'"):
+        PerSampleGradients(model).norms(x, torch.zeros(4), lambda o, y: o[:, 0])
+    assert float(model[0].calls) == 0
+    PerSampleGradients(model, options=GradientOptions(verify=False)).norms(x, torch.zeros(4), lambda o, y: o[:, 0])
     assert float(model[0].calls) == 1
     after = torch.rand(())
     torch.manual_seed(3)
@@ -299,7 +303,7 @@ def test_random_numbers_and_buffers_are_not_disturbed_by_the_checks():
         (BehindTheBack(), torch.randn(4, 3), "'layer.weight' cannot be recorded"),
         (Folded(), torch.randn(4, 5, 3), "'layer' got inputs of shape"),
         (ChangesInput(), torch.randn(4, 3), "'layer' was changed in place"),
-        (nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=0)), torch.randn(4, 3), "batch of one"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=0)), torch.randn(4, 3), "'1' gives another output"),
     ],
     ids=["behind-the-back", "folded", "in-place", "mixing"],
 )

@@ -1,0 +1,156 @@
+"""What has to be known of a model before its gradients are recorded, found out once for each kind of batch.
+
+No record's value is used: the model runs on made-up inputs that share the batch's shapes and types.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice.errors import InputError, UnsupportedModuleError
+from sluice.gradients.capture import Watch
+from sluice.gradients.interference import refuse_changing_buffers, refuse_interference
+from sluice.gradients.losses import Loss, Total, check_loss
+from sluice.gradients.options import GradientOptions
+from sluice.gradients.plan import Unit
+from sluice.gradients.probe import Axes, Layout, layout, probing_loss, seed, takes_channels_last, undisturbed
+from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signature
+from sluice.gradients.trees import apply, tensors_in
+from sluice.gradients.verification import Subject, verify
+
+#: So many shapes of one kind of batch are checked, and so many losses; texts of all lengths would be checked for ever.
+CHECKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known of the model for one kind of batch.
+
+    Attributes:
+        channels_last: whether images may be stored so.
+        checked_on: the samples that the model was checked on; None where it was not.
+    """
+
+    layout: Layout
+    channels_last: bool
+    checked_on: Samples | None
+
+
+class Preparation:
+    """Finds out where samples are in each layer, and refuses a model that mixes them.
+
+    Args:
+        axes: is given the axes of `Layout` before each forward pass; shared with ``watch``.
+
+    Guarantee:
+        Whether a model or a loss is accepted depends on a batch's structure, types and shapes (but not on its size), on
+        training modes and on the parameters' present values, never on the batch's values.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        units: Mapping[nn.Module, Unit],
+        axes: dict[tuple[str, int], Axes],
+        watch: Watch,
+        names: Mapping[Tensor, str],
+        options: GradientOptions,
+    ) -> None:
+        self._module = module
+        self._units = units
+        self._axes = axes
+        self._options = options
+        self._subject = Subject(model=module, watch=watch, names=names, kept_bytes=options.kept_bytes)
+        self._has_images = any(isinstance(unit, nn.Conv2d) for unit in units)
+        self._prepared: dict[Any, Prepared] = {}
+        self._checks: Counter[Any] = Counter()
+        self._losses: list[tuple[Loss, Any]] = []
+
+    def prepare(self, x: Any) -> Prepared:
+        """Get ready for a batch like this; after the first one this costs next to nothing."""
+        modes = tuple(module.training for module in self._module.modules())
+        key = (modes, None if self._options.example is not None else signature(x))
+        found = self._prepared.get(key)
+        if found is None:
+            # Remembered only once it has passed, so that a model that was refused is refused again.
+            found = self._prepared[key] = self._found_out(x, kind=(modes, form(x)))
+        self._install(found.layout)
+        return found
+
+    def check_loss(self, prepared: Prepared, y: Any, loss: Loss, *, total: Total, reduction: str) -> None:
+        """Refuse a loss that mixes samples, the first time that it is used on such outputs and targets."""
+        samples, case = prepared.checked_on, (id(prepared), signature(y))
+        known = any(loss == other and case == seen for other, seen in self._losses)
+        if samples is None or known or len(self._losses) >= CHECKS:
+            return
+        axes = prepared.layout.outputs
+        check_loss(self._module, samples, axes, y, loss, total=total, reduction=reduction)
+        self._losses.append((loss, case))
+
+    def _found_out(self, x: Any, *, kind: Any) -> Prepared:
+        samples = self._samples(x)
+        places = layout(self._module, self._units, samples)
+        channels_last = self._has_images and takes_channels_last(self._module, samples)
+        check = self._options.verify and self._checks[kind] < CHECKS
+        if check:
+            self._install(places)
+            refuse_changing_buffers(self._module, samples)
+            refuse_interference(self._subject, samples, places.outputs)
+            verify(self._subject, samples)
+            self._checks[kind] += 1
+        return Prepared(layout=places, channels_last=channels_last, checked_on=samples if check else None)
+
+    def _install(self, places: Layout) -> None:
+        self._axes.clear()
+        self._axes.update(places.axes)
+
+    def _samples(self, x: Any) -> Samples:
+        if self._options.example is not None:
+            samples = Samples.of(self._options.example)
+            problem = self._problem(samples)
+            if problem is not None:
+                raise InputError(f"example cannot be used to check the model: {problem}")
+            return samples
+        problems = []
+        for samples in inputs_like(x):
+            problem = self._problem(samples)
+            if problem is None:
+                return samples
+            problems.append(problem)
+        if not self._options.verify:
+            # Only shapes are read off, and the forward pass would raise for these records in any case.
+            return Samples.of(x)
+        shapes = ", ".join(f"{t.dtype} {('samples', *t.shape[1:])}" for t in tensors_in(x)).replace("'", "")
+        raise UnsupportedModuleError(
+            "The model cannot be checked for mixed samples: on made-up inputs in the form of the batch "
+            f"({shapes}), {problems[0]} Pass GradientOptions(example=inputs), a few public inputs that it runs on; or "
+            "GradientOptions(verify=False), if you are sure that no sample reaches another one's gradient."
+        )
+
+    def _problem(self, samples: Samples) -> str | None:
+        """Why the model cannot be checked on these samples, or None."""
+        with undisturbed(self._module), torch.set_grad_enabled(self._options.verify):
+            seed(0)
+            try:
+                outputs = list(tensors_in(apply(self._module, samples.few(POOL))))
+            except Exception as error:  # whatever a model raises on values that it does not expect
+                return f"it raises {type(error).__name__}: {str(error)[:200]}."
+            found = [*outputs, *self._gradients(outputs)] if self._options.verify else []
+        return None if all(bool(t.isfinite().all()) for t in found) else "its output or its gradient is not finite."
+
+    def _gradients(self, outputs: list[Tensor]) -> list[Tensor]:
+        value = probing_loss(outputs)
+        if not value.requires_grad:
+            return []
+        try:
+            gradients = torch.autograd.grad(value, list(self._subject.names), allow_unused=True)
+        except RuntimeError:  # an operation in place, say: recording the model says where
+            return []
+        return [gradient for gradient in gradients if gradient is not None]
