@@ -159,6 +159,7 @@ class PrivacyEngine:
             gradient_options=gradient_options,
             before_release=announce,
             expected_batch_size=mechanism.expected_batch_size,
+            loop_batch=mechanism.expected_batch_size,
         )
         releaser = Releaser(mechanism=mechanism, bench=bench)
         if recorder is not None:
@@ -274,6 +275,7 @@ class PrivacyEngine:
         gradient_options: GradientOptions | None,
         before_release: Callable[[int], None],
         expected_batch_size: float,
+        loop_batch: float = 0.0,
     ) -> Workbench:
         validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         validate.positive_integer(max_physical_batch_size=piece_size)
@@ -298,19 +300,20 @@ class PrivacyEngine:
             noise=self.noise,
             piece_size=piece_size,
             before_release=before_release,
+            loop_batch=loop_batch,
         )
 
     def _ordinary_loop(
         self, releaser: Releaser, *, releases_per_pass: int
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         bench = releaser.bench
-        self._capture = capture = LoopCapture(bench.gradients)
+        self._capture = capture = LoopCapture(bench.gradients, rows=bench.loop_rows)
         updates = bench.updates
         loader = PrivateLoader(
             batches=bench.batches,
             releaser=releaser,
             capture=capture,
-            piece_size=bench.piece_size,
+            piece_size=bench.loop_rows,
             releases_per_pass=releases_per_pass,
         )
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sluice.batches import Batches, split_pair
 from sluice.gradients import Chunk, PerSampleGradients
+from sluice.gradients.costs import fixed_rows
 from sluice.gradients.trees import apply, batch_size, padded
 from sluice.noise import NoiseSource
 from sluice.optimizer import Updates
@@ -27,7 +28,7 @@ class Workbench:
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
         piece_size: so many records at most are read at once.
-        loop_batch: the expected batch size where the user's own loop calls model and loss; 0 where `chunks` does.
+        loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
 
     gradients: PerSampleGradients
@@ -53,8 +54,13 @@ class Workbench:
     @property
     def sum_error(self) -> float:
         """How far rounding may take a `RawSum` from the exact one, over the bound on a record's contribution."""
-        rows = self.piece_size if self.loop_batch else self.gradients.chunk_rows
+        rows = max(self.gradients.chunk_rows, self.loop_rows if self.loop_batch else 0)
         return sum_error(chunk_rows=rows, ordinary_loop_batch=self.loop_batch)
+
+    @property
+    def loop_rows(self) -> int:
+        """How many rows each forward pass of the user's own loop has."""
+        return fixed_rows(self.loop_batch, most=self.piece_size)
 
     def chunks(self, indices: Tensor, loss: Loss) -> Iterator[Chunk]:
         """Per-sample gradients of the named records in random order, chunk by chunk.

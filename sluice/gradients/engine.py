@@ -128,8 +128,12 @@ class PerSampleGradients:
         """Images stored as 2-D convolutions run fastest on a CPU, if the model is one that takes them so."""
         return channels_last(x) if self._channels_last else x
 
-    def prepare(self, x: Any) -> Prepared:
-        """Learn where samples are in such a batch, and refuse a model that mixes them: see `Preparation`."""
+    def prepare(self, x: Any, *, rows: int | None = None) -> Prepared:
+        """Learn where samples are in such a batch, and refuse a model that mixes them: see `Preparation`.
+
+        Args:
+            rows: how many samples will go through the model at once; None for `chunk_rows`.
+        """
         prepared = self._preparation.prepare(x)
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
@@ -137,6 +141,7 @@ class PerSampleGradients:
         )
         if self._expected_batch_size is not None:
             self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)
+            self._preparation.check_rows(prepared, rows or self._chunk_size)
         return prepared
 
     def _run(self, x: Any, y: Any, loss: Loss, *, samples: slice, keep: bool) -> Chunk:
@@ -148,19 +153,19 @@ class PerSampleGradients:
         recording.backward(total)
         return self._chunk(recording, samples=samples, keep=keep)
 
-    def recording(self, size: int, *, by_hooks: bool = False) -> Recording:
-        """An empty record of a forward pass over this many samples."""
-        scale = float(size) if by_hooks and self._reduction == "mean" else 1.0
-        return Recording(batch_size=size, parameters=self._parameters, by_hooks=by_hooks, scale=scale)
+    def recording(self, rows: int, *, samples: int) -> Recording:
+        """An empty recording of a forward pass by the user, over this many rows, some of which are samples."""
+        scale = float(samples) if self._reduction == "mean" else 1.0
+        return Recording(batch_size=rows, parameters=self._parameters, by_hooks=True, scale=scale)
 
     def begin(self, recording: Recording) -> Callable[[], None]:
         """Start recording a forward pass; the returned function ends it."""
         refuse_mixing(self.module)
         return self._watch.begin(recording)
 
-    def chunk_of(self, recording: Recording) -> Chunk:
+    def chunk_of(self, recording: Recording, *, samples: int) -> Chunk:
         """What was recorded, after the backward pass."""
-        return self._chunk(recording, samples=slice(0, recording.batch_size), keep=True)
+        return self._chunk(recording, samples=slice(0, samples), keep=True)
 
     def _chunk(self, recording: Recording, *, samples: slice, keep: bool) -> Chunk:
         return Chunk(
@@ -170,6 +175,8 @@ class PerSampleGradients:
             kept_bytes=self.options.kept_bytes,
             keep=keep,
             device=self._device,
+            # Whether some record's gradient is not finite is nobody's business while training privately.
+            warn=self._expected_batch_size is None,
         )
 
     def _total(self, value: Tensor, size: int) -> Tensor:

@@ -14,7 +14,8 @@ from sluice.errors import InputError
 from sluice.gradients.capture import Recording
 from sluice.gradients.chunk import Chunk
 from sluice.gradients.engine import PerSampleGradients
-from sluice.gradients.trees import batch_size, leaves_in
+from sluice.gradients.probe import Axes
+from sluice.gradients.trees import batch_size, leaves_in, mapped, padded
 
 
 class LoopCapture:
@@ -23,13 +24,20 @@ class LoopCapture:
     The model is watched by process-wide hooks that look only for it; nothing is stored on it. Calls in evaluation mode
     or under ``torch.no_grad()`` are let through untouched.
 
+    Args:
+        rows: all forward passes are filled up to so many rows, which nobody outside sees: inputs are padded on the way
+            into the model and outputs cut on the way out. Only a model with an output in which no axis holds the samples
+            runs on the piece as it is.
+
     Guarantee:
         `collect` returns the per-sample gradients of exactly the piece that `expect` announced, or raises. Using a
         piece twice, or other data in its place, is refused.
     """
 
-    def __init__(self, gradients: PerSampleGradients) -> None:
+    def __init__(self, gradients: PerSampleGradients, *, rows: int) -> None:
         self._gradients = gradients
+        self._rows = rows
+        self._output_axes: Axes | None = None
         self._expected: int | None = None
         self._recording: Recording | None = None
         self._end: Callable[[], None] | None = None
@@ -77,7 +85,7 @@ class LoopCapture:
         if not recording.reached:
             raise InputError("optimizer.step() was called before loss.backward(): call backward() on the loss first.")
         self.expect(None)
-        return self._gradients.chunk_of(recording)
+        return self._gradients.chunk_of(recording, samples=rows)
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
@@ -104,18 +112,26 @@ class LoopCapture:
             )
         self._preparing = True
         try:
-            self._gradients.prepare(inputs)
+            axes = self._gradients.prepare(inputs, rows=self._rows).layout.outputs
         finally:
             self._preparing = False
-        self._recording = self._gradients.recording(rows, by_hooks=True)
+        fills = rows < self._rows and None not in axes
+        self._output_axes = axes if fills else None
+        filled = padded(inputs, self._rows) if fills else inputs
+        self._recording = self._gradients.recording(batch_size(filled), samples=rows)
         self._end = self._gradients.begin(self._recording)
-        arranged: tuple[Any, ...] = self._gradients.arranged(inputs)
+        arranged: tuple[Any, ...] = self._gradients.arranged(filled)
         return arranged
 
-    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if module is self._gradients.module and self._end is not None:
-            end, self._end = self._end, None
-            end()
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any | None:
+        if module is not self._gradients.module or self._end is None:
+            return None
+        end, self._end = self._end, None
+        end()
+        if self._output_axes is None or self._expected is None:
+            return None
+        axes, rows = iter(self._output_axes), self._expected
+        return mapped(output, lambda tensor: tensor.narrow(next(axes) or 0, 0, rows))
 
     def _is_training_step(self, module: nn.Module) -> bool:
         return module.training and torch.is_grad_enabled()

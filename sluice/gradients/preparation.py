@@ -5,6 +5,7 @@ No record's value is used: the model runs on made-up inputs that share the batch
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +22,15 @@ from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
 from sluice.gradients.probe import Axes, Layout, layout, probing_loss, seed, takes_channels_last, undisturbed
 from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signature
-from sluice.gradients.trees import apply, tensors_in
+from sluice.gradients.trees import apply, channels_last, tensors_in
 from sluice.gradients.verification import Subject, verify
 
 #: So many shapes of one kind of batch are checked, and so many losses; texts of all lengths would be checked for ever.
 CHECKS = 8
+
+
+class RoundingWarning(UserWarning):
+    """Kernels round the rows of a batch differently, so that a sample's gradient depends on its place in the last bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,7 @@ class Preparation:
         self._prepared: dict[Any, Prepared] = {}
         self._checks: Counter[Any] = Counter()
         self._losses: list[tuple[Loss, Any]] = []
+        self._rows: set[Any] = set()
 
     def prepare(self, x: Any) -> Prepared:
         """Get ready for a batch like this; after the first one this costs next to nothing."""
@@ -93,6 +99,27 @@ class Preparation:
         axes = prepared.layout.outputs
         check_loss(self._module, samples, axes, y, loss, total=total, reduction=reduction)
         self._losses.append((loss, case))
+
+    def check_rows(self, prepared: Prepared, rows: int) -> None:
+        """Warn if equal samples in a chunk of this shape do not have equal gradients, bit by bit (docs/noise.md)."""
+        samples, case = prepared.checked_on, (id(prepared), rows)
+        if samples is None or case in self._rows:
+            return
+        self._rows.add(case)
+        self._install(prepared.layout)
+        with undisturbed(self._module), torch.enable_grad():
+            self._module.eval()
+            x = samples.rows(*[0] * rows)
+            _, chunk = self._subject.recorded(channels_last(x) if prepared.channels_last else x, rows)
+            norms = chunk.norms
+        if not bool((norms == norms[0]).all()):
+            warnings.warn(
+                "Kernels of this model round equal samples differently in different rows of a batch, so that a record can "
+                "change the last bits of others. Noise covers that for well-conditioned records only: see "
+                "docs/sharp-edges.md, 'floating-point gradients'.",
+                RoundingWarning,
+                stacklevel=2,
+            )
 
     def _found_out(self, x: Any, *, kind: Any) -> Prepared:
         samples = self._samples(x)

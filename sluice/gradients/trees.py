@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,26 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for entry in dataclasses.fields(tree):
             yield from tensors_in(getattr(tree, entry.name))
+
+
+def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed, in the order of `tensors_in`."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, PackedSequence):
+        return tree._replace(data=change(tree.data))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(mapped(value, change) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(value, change) for value in tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        parts = {entry.name: mapped(getattr(tree, entry.name), change) for entry in dataclasses.fields(tree)}
+        if isinstance(tree, dict):  # outputs of Hugging Face's models are both
+            return type(tree)(**{name: part for name, part in parts.items() if part is not None})
+        return dataclasses.replace(tree, **parts)
+    if isinstance(tree, Mapping):
+        return type(tree)({key: mapped(value, change) for key, value in tree.items()})  # type: ignore[call-arg]
+    return tree
 
 
 def take(tree: Any, rows: slice | Tensor) -> Any:
