@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All checks of one run, and what it has spent; ``spent`` is None where the ledger cannot be read."""
+    """All checks of one run, and what it costs; ``spent`` is None where the ledger cannot be read."""
 
     run: str
     checks: tuple[Check, ...]
@@ -69,7 +69,7 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
 
 
 def verify_together(paths: Sequence[Path], *, delta: float | None = None) -> tuple[list[Verification], Spending | None]:
-    """Check each run, and what all of them together have spent: None if one of them cannot be read, or for one run."""
+    """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run."""
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
         raise InputError("RUN is not allowed twice: each run is counted once for each time that it was made.")
@@ -104,7 +104,8 @@ def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> C
             f"{claim.label}, {claim.reading} reading: {rounded_up(claim.value)}" for claim in spent.claims
         )
         return Check(name="epsilon", holds=True, detail=f"none is proved. {claims}".strip())
-    detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, recomputed from the ledger"
+    covered = f"for all {header.planned_releases:,} planned releases, recomputed from the ledger"
+    detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, {covered}"
     if header.noise == "seeded":
         detail += "; seeded noise: for experiments only"
     if header.target_epsilon is None:
@@ -149,4 +150,5 @@ def _certificate_check(folder: RunFolder, contents: LedgerContents, own: Spendin
     if not problems:
         return Check(name="certificate", holds=True, detail="says what the ledger says")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}")
+    again = "; if nobody changed it, an earlier version wrote it: sluice certificate RUN writes it again"
+    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{again}")
