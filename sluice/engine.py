@@ -407,7 +407,7 @@ class PrivacyEngine:
         """Continue from `state_dict`, on an engine that was set up with the same arguments.
 
         Args:
-            lost: how many releases were made after this state was saved and are gone; they stay paid for.
+            lost: how many releases were made after this state was saved and are gone; they stay charged.
         """
         running = self._running()
         self._module.load_state_dict(state["module"])
@@ -428,7 +428,7 @@ class PrivacyEngine:
     def load(self, folder: str | Path) -> str | None:
         """Go on from the newest checkpoint of a folder that is whole.
 
-        With a ledger, releases on record that the checkpoint does not contain stay paid for.
+        With a ledger, releases on record that the checkpoint does not contain stay charged.
 
         Returns:
             What was passed over because it is damaged, or None.

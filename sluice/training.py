@@ -77,7 +77,7 @@ class Training:
         mechanism: what the run promises; None plans it from the settings. To resume, give that of the ledger
             (`recorded_run`).
         checkpoint_every: releases between two checkpoints. After a crash of an unseeded run, releases since the last
-            one are lost and stay paid for (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
+            one are lost and stay charged (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
             and a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.

@@ -133,7 +133,7 @@ def _released(certificate: Mapping[str, Any]) -> Section:
         rows.append(("Before training", f"{released['preparation']:,} noisy statistics of the records"))
     rows += [(f"sha256 of {name}", digest) for name, digest in released["files"].items()]
     if not released["files"]:
-        rows.append(("Files", "none on record yet"))
+        rows.append(("Files", "none in the ledger yet"))
     return Section(
         title="What was released",
         paragraphs=(

@@ -39,7 +39,7 @@ def epsilon_picture(contents: LedgerContents) -> str:
         pairs = zip(counts, epsilons, strict=True)
         known = [(count, epsilon) for count, epsilon in pairs if epsilon is not None and math.isfinite(epsilon)]
         if known:
-            _draw_epsilon(axes, known, spent=spent, budget=contents.header.target_epsilon)
+            _draw_epsilon(axes, known, spent=spent, planned=planned, budget=contents.header.target_epsilon)
         else:
             axes.text(0.5, 0.5, "no finite epsilon is proved for this run", ha="center", va="center", color=RED)
             axes.set_xticks([])
@@ -47,16 +47,18 @@ def epsilon_picture(contents: LedgerContents) -> str:
         return as_svg(figure)
 
 
-def _draw_epsilon(axes: Axes, known: list[tuple[int, float]], *, spent: int, budget: float | None) -> None:
+def _draw_epsilon(
+    axes: Axes, known: list[tuple[int, float]], *, spent: int, planned: int, budget: float | None
+) -> None:
     past = [point for point in known if point[0] <= spent]
     future = [point for point in known if point[0] >= max(spent, 1)]
     if len(future) > 1:
         axes.plot(*zip(*future, strict=True), color=GREY, linestyle=":", label="releases not made")
     if past:
         axes.plot(*zip(*past, strict=True), color=BLUE, linewidth=2, label="releases made")
-    whole = known[-1]
-    axes.plot(*whole, marker="o", color=BLUE, linestyle="none", label="this run: the whole plan")
-    axes.annotate(rounded_up(whole[1]), whole, textcoords="offset points", xytext=(6, -16), ha="center", color=BLUE)
+    for whole in [point for point in known if point[0] == planned]:
+        axes.plot(*whole, marker="o", color=BLUE, linestyle="none", label="this run: the whole plan")
+        axes.annotate(rounded_up(whole[1]), whole, textcoords="offset points", xytext=(6, -16), ha="center", color=BLUE)
     if budget is not None:
         axes.axhline(budget, color=RED, linestyle="--", label=f"budget {budget:g}")
     axes.set_xlim(left=0)

@@ -119,7 +119,7 @@ def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> C
 def _configuration_check(folder: RunFolder, contents: LedgerContents) -> Check:
     if contents.header.configuration == folder.config_hash:
         return Check(
-            name="configuration", holds=True, detail=f"config.json is the one on record ({folder.config_hash[:16]})"
+            name="configuration", holds=True, detail=f"config.json is the one in the ledger ({folder.config_hash[:16]})"
         )
     return Check(name="configuration", holds=False, detail="config.json is not the one that the ledger was begun with")
 
@@ -129,13 +129,13 @@ def _file_checks(folder: RunFolder, contents: LedgerContents) -> list[Check]:
     for name, expected in sorted(contents.published.items()):
         path = folder.public / name
         if path.parent != folder.public or not path.is_file():
-            checks.append(Check(name=name, holds=False, detail="on record as published, and missing"))
+            checks.append(Check(name=name, holds=False, detail="published according to the ledger, and missing"))
         elif sha256_of_file(path) != expected:
-            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one on record"))
+            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one in the ledger"))
         else:
-            checks.append(Check(name=name, holds=True, detail=f"sha256 as on record ({expected[:16]})"))
+            checks.append(Check(name=name, holds=True, detail=f"sha256 as in the ledger ({expected[:16]})"))
     if folder.weights_path.name not in contents.published and folder.weights_path.exists():
-        detail = "there, and not on record: nothing ties these weights to this ledger"
+        detail = "present, but not in the ledger: nothing ties these weights to this ledger"
         checks.append(Check(name=folder.weights_path.name, holds=False, detail=detail))
     return checks
 
