@@ -64,4 +64,4 @@ test_images, test_labels = records_of(digits.test, range(5, 10))
 model.eval()
 with torch.no_grad():
     accuracy = (model(test_images).argmax(1) == test_labels).float().mean().item()
-print(f"test accuracy {accuracy:.3f}, epsilon {engine.get_epsilon(1e-5):.2f} at delta 1e-5")
+print(f"test accuracy {accuracy:.3f}, epsilon {engine.get_certified_epsilon(1e-5):.2f} at delta 1e-5")

@@ -50,4 +50,4 @@ test_images, test_labels = digits.test.batch(range(len(digits.test)))
 with engine.averaged() as averaged, torch.no_grad():
     accuracy = (averaged(test_images).argmax(1) == test_labels).float().mean().item()
 print(f"test accuracy {accuracy:.3f} after {engine.released} releases")
-print(f"epsilon {engine.get_epsilon(1e-5):.3f} at delta 1e-5")
+print(f"epsilon {engine.get_certified_epsilon(1e-5):.3f} at delta 1e-5")

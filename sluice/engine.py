@@ -29,7 +29,7 @@ from sluice.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.optimizer import PrivateOptimizer, Updates
 from sluice.procedure import Procedure
 from sluice.promise import Promise
-from sluice.recording import LedgerRecorder, ledger_header
+from sluice.recording import LedgerRecorder, ledger_header, one_after_the_other
 from sluice.release import Releaser
 from sluice.runs import configuration_hash
 from sluice.scaling import ScalingRule
@@ -40,7 +40,7 @@ class PrivacyEngine:
     """Trains with differential privacy, adding or removing one record being what is protected.
 
     Args:
-        accountant: which sound accountant `get_epsilon` and calibration use: "pld" or "rdp".
+        accountant: which sound accountant `get_certified_epsilon` and calibration use: "pld" or "rdp".
         seed: None for cryptographic randomness that cannot be repeated. A whole number makes sampling, gate and noise
             repeatable, for experiments only: whoever knows the seed can undo the noise.
 
@@ -56,7 +56,7 @@ class PrivacyEngine:
             optimizer.zero_grad()
             criterion(model(x), y).backward()
             optimizer.step()
-        engine.get_epsilon(delta=1e-5)
+        engine.get_certified_epsilon(delta=1e-5)
     """
 
     def __init__(self, *, accountant: str = "pld", seed: int | None = None) -> None:
@@ -133,20 +133,15 @@ class PrivacyEngine:
         )
         recorder = None
         if ledger is not None:
+            target = self._target_epsilon
             header = ledger_header(
                 mechanism,
                 delta=ledger_delta,
                 secure=self.noise.secure,
                 accountant=self.accountant,
-                target_epsilon=self._target_epsilon,
+                target_epsilon=target,
             )
             recorder = LedgerRecorder(Path(ledger), header=header, repeats_noise=not self.noise.secure)
-
-        def announce(number: int) -> None:
-            if recorder is not None:
-                recorder.before_release(number)
-            if before_release is not None:
-                before_release(number)
 
         bench = self._workbench(
             module=module,
@@ -157,7 +152,7 @@ class PrivacyEngine:
             ema_decay=ema_decay,
             piece_size=max_physical_batch_size,
             gradient_options=gradient_options,
-            before_release=announce,
+            before_release=one_after_the_other(recorder.before_release if recorder else None, before_release),
             expected_batch_size=mechanism.expected_batch_size,
             loop_batch=mechanism.expected_batch_size,
         )
@@ -364,22 +359,24 @@ class PrivacyEngine:
         return trace.attempts[-1], trace.measured[-1], trace.metrics[-1]
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of what has been released so far, by the sound accountant. Reading it changes nothing.
+        """What the releases so far cost, by the sound accountant, if the run was planned to stop here.
 
-        A run whose gate cannot be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed`.
+        It is this run's guarantee only if this number of releases was fixed in advance. Quote `get_certified_epsilon`
+        for a run that stops early because it looks good enough, gave up, or was interrupted. A run whose gate cannot
+        be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed_epsilon`.
         """
-        if not self.mechanism.provable:
-            raise InputError(
-                f"no epsilon is proved for this run: {self.mechanism.unproved_because} Use a method with a proof (for a "
-                "gate: a public reference), or read get_claimed_epsilon(delta), which is not a guarantee."
-            )
-        return self._account(delta)
+        return self._proved_epsilon(delta, releases=self._running().spent)
+
+    def get_certified_epsilon(self, delta: float) -> float:
+        """What this run guarantees, whenever and for whatever reason it stops: epsilon of all planned releases."""
+        return self._proved_epsilon(delta, releases=self.mechanism.releases)
+
+    def _proved_epsilon(self, delta: float, *, releases: int) -> float:
+        self.mechanism.require_proof()
+        return self.mechanism.epsilon_after(releases, delta=delta, accountant=self.accountant)
 
     def get_claimed_epsilon(self, delta: float) -> float:
-        """The figure that accounting as if the reference were public gives. With a hidden one it is no guarantee."""
-        return self._account(delta)
-
-    def _account(self, delta: float) -> float:
+        """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
         return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
 
     @contextmanager
@@ -413,7 +410,7 @@ class PrivacyEngine:
         """Continue from `state_dict`, on an engine that was set up with the same arguments.
 
         Args:
-            lost: how many releases were made after this state was saved and are gone; they stay paid for.
+            lost: how many releases were made after this state was saved and are gone; they stay charged.
         """
         running = self._running()
         self._module.load_state_dict(state["module"])
@@ -434,7 +431,7 @@ class PrivacyEngine:
     def load(self, folder: str | Path) -> str | None:
         """Go on from the newest checkpoint of a folder that is whole.
 
-        With a ledger, releases on record that the checkpoint does not contain stay paid for.
+        With a ledger, releases on record that the checkpoint does not contain stay charged.
 
         Returns:
             What was passed over because it is damaged, or None.

@@ -1,7 +1,7 @@
 """The ledger of a run: every release is on the disk before its update is applied.
 
 A crash can therefore make the ledger count a release that never happened, and can never make it miss one that did.
-Lines hold public values only: no times, no attempts, no batch sizes.
+Lines hold public values only: no times, no attempts, no batch sizes. Nor does the file show when the last was written.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Self
 
 from sluice import validate
 from sluice.errors import DataError, InputError
+from sluice.files import hide_time
 from sluice.ledger_records import (
     GENESIS,
     LedgerContents,
@@ -180,6 +181,7 @@ class Ledger:
         try:
             with explained("write", self.path):
                 _write_all(self._descriptor, line)
+                hide_time(self._descriptor)
                 os.fsync(self._descriptor)
         except BaseException:
             self._take_back(self._descriptor)
@@ -191,6 +193,7 @@ class Ledger:
         """Remove a record that failed. If even that fails the torn line stays, and is counted as spent."""
         with suppress(OSError):
             os.ftruncate(descriptor, self._size)
+            hide_time(descriptor)
             os.fsync(descriptor)
         self.close()
 

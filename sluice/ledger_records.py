@@ -117,7 +117,7 @@ class LedgerContents:
 
     @property
     def spent(self) -> int:
-        """How many releases have to be paid for."""
+        """How many releases are counted, the torn one included."""
         return self.counted + self.torn_release
 
     @property

@@ -113,7 +113,10 @@ class Mechanism(Promise):
     def unproved_because(self) -> str:
         if self.provable:
             return ""
-        return "this run compares each batch with an un-noised value of an earlier one, and no proof covers that."
+        return (
+            "this run compares each batch with an un-noised value of an earlier one. No proof covers that, and the "
+            "figures claimed for it are refuted by an example (docs/accounting.md, section 4)."
+        )
 
     def theorem(self, accountant: str) -> str:
         section = {

@@ -7,6 +7,7 @@ name the machine and the hour.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -38,8 +39,9 @@ class TensorBoard:
             return
         if self._writer is None:
             self._writer = self._open(str(self.folder))
-        values = {"test_accuracy": progress.evaluation.test_accuracy, "epsilon": progress.evaluation.epsilon}
-        for tag, value in values.items():
+        values = asdict(progress.evaluation)
+        for tag in ("test_accuracy", "epsilon_if_planned_to_stop_here"):
+            value = values[tag]
             if value is not None:
                 self._writer.add_scalar(tag, value, progress.release, walltime=float(progress.release))
         self._writer.flush()

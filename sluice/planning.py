@@ -61,8 +61,8 @@ _MEANING = {
 }
 
 
-def privacy_figures(mechanism: Promise, *, releases: int, delta: float) -> tuple[PrivacyFigure, ...]:
-    """What ``releases`` of them cost by each accountant: the tightest proof first, what others claim last.
+def privacy_figures(mechanism: Promise, *, delta: float) -> tuple[PrivacyFigure, ...]:
+    """What a whole run costs by each accountant, stopped early or not: the tightest proof first, claims last.
 
     Guarantee:
         A function of public values alone. Nothing is called guaranteed unless a sound accountant says it.
@@ -70,9 +70,9 @@ def privacy_figures(mechanism: Promise, *, releases: int, delta: float) -> tuple
     figures = []
     if mechanism.provable:
         for name in mechanism.accountants:
-            value = mechanism.epsilon_after(releases, delta=delta, accountant=name)
+            value = mechanism.epsilon_after(mechanism.releases, delta=delta, accountant=name)
             figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=_MEANING[name]))
-    for claim in mechanism.claims_after(releases, delta=delta):
+    for claim in mechanism.claims_after(mechanism.releases, delta=delta):
         meaning = f"{claim.reading} reading: no guarantee"
         figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))
     return tuple(figures)

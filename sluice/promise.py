@@ -60,9 +60,17 @@ class Promise(ABC):
         """Why no epsilon is proved, as a sentence; empty where one is."""
         return ""
 
+    def require_proof(self) -> None:
+        """Refuse to speak of an epsilon where none is proved."""
+        if not self.provable:
+            raise InputError(
+                f"no epsilon is proved for this run: {self.unproved_because} Use a method with a proof (for a gate: a "
+                "public reference), or read get_claimed_epsilon(delta), which is not a guarantee."
+            )
+
     @abstractmethod
     def event_after(self, releases: int) -> DpEvent:
-        """The event of a run that made this many releases, preparation included."""
+        """The event of a run that was planned to make this many releases, preparation included."""
 
     @property
     def composable(self) -> bool:
@@ -75,10 +83,11 @@ class Promise(ABC):
         return self.event_after(self.releases)
 
     def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
-        """Epsilon of a run that made this many releases.
+        """Epsilon of a run that was planned to make this many releases.
 
         Guarantee:
-            An upper bound under adding or removing one record, by the named sound accountant.
+            An upper bound under adding or removing one record, by the named sound accountant. A run that stopped early
+            costs what all of its planned releases cost.
         """
         from sluice.accounting import create_accountant
 

@@ -18,16 +18,22 @@ from sluice.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, w
 
 PICTURE = "accuracy.svg"
 
+_EPSILON_KEY = "epsilon_if_planned_to_stop_here"
+#: Its name in the files of earlier runs.
+_EARLIER_KEY = "epsilon"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Accuracy on the public test records after a number of releases, and what these have cost.
+    """Accuracy on the public test records after a number of releases.
 
-    ``epsilon`` is None where nothing is proved.
+    Attributes:
+        epsilon_if_planned_to_stop_here: what a run costs whose plan ends with this release; None where nothing is
+            proved. It is not what this run guarantees, not even if it stops here (`sluice.spending`).
     """
 
     release: int
-    epsilon: float | None
+    epsilon_if_planned_to_stop_here: float | None
     test_accuracy: float
 
 
@@ -68,9 +74,9 @@ class Publication:
     def publish_certificate(self) -> None:
         """The certificate, and test accuracy over epsilon as a picture where there is something to draw."""
         points = [
-            AccuracyPoint(epsilon=each.epsilon, test_accuracy=each.test_accuracy)
+            AccuracyPoint(epsilon=each.epsilon_if_planned_to_stop_here, test_accuracy=each.test_accuracy)
             for each in self._evaluations.values()
-            if each.epsilon is not None
+            if each.epsilon_if_planned_to_stop_here is not None
         ]
         if points:
             svg, png = accuracy_svg(points, delta=self._delta), accuracy_png(points, delta=self._delta)
@@ -88,7 +94,9 @@ def read_evaluations(folder: RunFolder) -> list[Evaluation]:
         place = f"{folder.accuracy_path}, line {number}"
         data = parse_json(line, what=place)
         try:
-            serial.require_keys(data, what="the line", required=("release", "epsilon", "test_accuracy"))
+            if isinstance(data, dict) and _EARLIER_KEY in data:
+                data[_EPSILON_KEY] = data.pop(_EARLIER_KEY)
+            serial.require_keys(data, what="the line", required=("release", _EPSILON_KEY, "test_accuracy"))
         except InputError as error:
             raise DataError(f"{place}: {error}") from error
         found.append(Evaluation(**data))

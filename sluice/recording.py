@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sluice.errors import DataError
@@ -43,6 +44,17 @@ class LedgerRecorder:
 
     def close(self) -> None:
         self._ledger.close()
+
+
+def one_after_the_other(*steps: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Call each of the given steps with the number of a release."""
+
+    def call(number: int) -> None:
+        for step in steps:
+            if step is not None:
+                step(number)
+
+    return call
 
 
 def ledger_header(

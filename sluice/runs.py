@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sluice.errors import DataError, InputError
-from sluice.files import remove_partial_files
+from sluice.files import hide_time, hide_times, remove_partial_files
 from sluice.locks import ProcessLock
 from sluice.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
 
@@ -62,6 +63,7 @@ class RunFolder:
             (path / "public").mkdir(parents=True, exist_ok=True)
             (path / "private").mkdir(mode=0o700, exist_ok=True)
             (path / "private").chmod(0o700)
+            hide_time(path / "public")
         lock = ProcessLock(path / "private" / "lock")
         try:
             folder = cls(path=path, config=dict(config), lock=lock)
@@ -84,6 +86,7 @@ class RunFolder:
         looked._lock = ProcessLock(looked.private / "lock")
         try:
             _remove_leftovers(looked)
+            looked.hide_times()
         except BaseException:
             looked.close()
             raise
@@ -163,9 +166,16 @@ class RunFolder:
                 "order, or start a new run (its cost adds to this one's: sluice verify RUN1 RUN2)."
             )
 
+    def hide_times(self) -> None:
+        """Give ``public/`` and all in it one constant time, though reading, or an earlier version, set another."""
+        with explained("set the times of", self.public):
+            hide_times(self.public)
+
     def close(self) -> None:
-        """Give the folder free for another process."""
+        """Unlock the folder for another process."""
         if self._lock is not None:
+            with suppress(DataError):  # whatever made the disk fail has been reported before
+                self.hide_times()
             self._lock.close()
             self._lock = None
 

@@ -1,4 +1,9 @@
-"""What a run has spent, recomputed from its ledger by a fresh accountant and from nothing else."""
+"""What a run costs, recomputed from its ledger by a fresh accountant and from nothing else.
+
+A run is charged for all releases that its mechanism promises, however many were made: why it ended early may depend on
+what was released, or on the attempts that it took, and only the cost of the whole covers that (docs/accounting.md,
+sections 3.5 and 5).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from sluice.promise import Claim, Promise
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What one run, or several together, have spent at ``delta``.
+    """What one run, or several together, cost at ``delta``: all their planned releases, made or not.
 
     ``epsilon`` is None exactly where nothing is proved for the mechanism; then there may be ``claims``.
     """
@@ -36,17 +41,18 @@ def mechanism_of(header: LedgerHeader) -> Promise:
 
 
 def spending(contents: LedgerContents, *, delta: float | None = None) -> Spending:
-    """What a run has spent, at its own delta unless another is given.
+    """What a run costs, at its own delta unless another is given.
 
     Guarantee:
-        ``epsilon`` is an upper bound under adding or removing one record (docs/accounting.md) for what the ledger
-        says was released, or None where the gate is not covered by a proof.
+        ``epsilon`` is an upper bound under adding or removing one record (docs/accounting.md) for all that the run
+        has released and may yet release, whenever and for whatever reason it stops; None where no proof covers
+        the mechanism.
     """
     return joint_spending([contents], delta=delta)
 
 
 def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None) -> Spending:
-    """What several runs on the same records have spent together, by adaptive composition.
+    """What several runs on the same records cost together, by adaptive composition.
 
     Guarantee:
         As for :func:`spending`, for whoever sees all of the runs. One run without a proof leaves all without one.
@@ -64,11 +70,10 @@ def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None
 def _single_spending(promise: Promise, run: LedgerContents, delta: float) -> Spending:
     epsilon = None
     if promise.provable:
-        epsilon = promise.epsilon_after(run.spent, delta=delta, accountant=run.header.accountant)
+        epsilon = promise.epsilon_after(promise.releases, delta=delta, accountant=run.header.accountant)
     has_claims = epsilon is None or promise.claims_beside_proof
-    return Spending(
-        delta=delta, epsilon=epsilon, claims=promise.claims_after(run.spent, delta=delta) if has_claims else ()
-    )
+    claims = promise.claims_after(promise.releases, delta=delta) if has_claims else ()
+    return Spending(delta=delta, epsilon=epsilon, claims=claims)
 
 
 def _joint_epsilon(promises: Sequence[Promise], runs: Sequence[LedgerContents], delta: float) -> float:
@@ -83,17 +88,20 @@ def _joint_epsilon(promises: Sequence[Promise], runs: Sequence[LedgerContents], 
     if not common:
         share = delta / len(runs)
         return sum(
-            promise.epsilon_after(run.spent, delta=share, accountant=run.header.accountant)
+            promise.epsilon_after(promise.releases, delta=share, accountant=run.header.accountant)
             for promise, run in zip(promises, runs, strict=True)
         )
-    events = [promise.event_after(run.spent) for promise, run in zip(promises, runs, strict=True)]
-    return float(create_accountant(common[0]).compose(ComposedDpEvent(events)).get_epsilon(delta))
+    whole = ComposedDpEvent([promise.dp_event for promise in promises])
+    return float(create_accountant(common[0]).compose(whole).get_epsilon(delta))
 
 
 def epsilon_over_releases(
     contents: LedgerContents, *, counts: Sequence[int], delta: float | None = None
 ) -> list[float | None]:
-    """The epsilon (or None) after each of these numbers of releases."""
+    """The epsilon (or None) of a run that was planned to stop after each of these numbers of releases.
+
+    It says nothing about a run with another plan that happened to stop there: that one costs what `spending` says.
+    """
     mechanism, header = mechanism_of(contents.header), contents.header
     if not mechanism.provable:
         return [None for _ in counts]

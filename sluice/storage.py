@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.errors import DataError
-from sluice.files import replaced_atomically
+from sluice.files import hide_time, replaced_atomically, without_access_time
 
 _REMEDIES = {
     errno.ENOSPC: "free some space and resume; everything that was on the disk before is unchanged",
@@ -50,14 +50,19 @@ def parse_json(text: bytes, *, what: str) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    with explained("read", path):
-        return path.read_bytes()
+    with explained("read", path), open(path, "rb", opener=without_access_time) as stream:
+        return stream.read()
 
 
 def write_atomically(path: Path, content: bytes, *, public: bool) -> None:
-    """Replace a file as a whole. Public ones may be read by everyone that the umask allows, others by the owner."""
+    """Replace a file as a whole.
+
+    Public ones may be read by everyone that the umask allows and carry no time; others are for the owner.
+    """
     with explained("write", path), replaced_atomically(path, owner_only=not public) as temporary:
         temporary.write_bytes(content)
+        if public:
+            hide_time(temporary)
 
 
 def sha256_hex(content: bytes) -> str:
@@ -65,7 +70,7 @@ def sha256_hex(content: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    with explained("read", path), path.open("rb") as stream:
+    with explained("read", path), open(path, "rb", opener=without_access_time) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

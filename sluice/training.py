@@ -50,8 +50,9 @@ class TrainResult:
     """What a run says of itself.
 
     Attributes:
-        epsilon: by the run's own accountant; None where nothing is proved.
-        releases: releases that were paid for.
+        epsilon: what the run guarantees, by its own accountant: that of all planned releases, also where it stopped
+            early; None where nothing is proved.
+        releases: releases in the ledger.
         test_accuracy: None where records were held out: the test set is not read then.
         held_out_accuracy: of private records, so not to be published; None where none were held out.
         notes: what the user should know, such as what a crash has cost.
@@ -76,7 +77,7 @@ class Training:
         mechanism: what the run promises; None plans it from the settings. To resume, give that of the ledger
             (`recorded_run`).
         checkpoint_every: releases between two checkpoints. After a crash of an unseeded run, releases since the last
-            one are lost and stay paid for (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
+            one are lost and stay charged (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
             and a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.
@@ -154,7 +155,7 @@ class Training:
                 repeats = self.settings.seed is not None
                 lost = 0 if repeats else ledger.spent - found.release
                 if lost:
-                    self._notes.append(f"{lost} releases were lost when the run was interrupted, and stay paid for.")
+                    self._notes.append(f"Releases lost when the run was interrupted, which stay charged: {lost}.")
                 self._set_up(ledger.resume(applied=found.release, repeats_noise=repeats))
                 self.engine.load_state_dict(found.payload, lost=lost)
                 return self._run(folder, ledger)
@@ -262,7 +263,9 @@ class Training:
             with self._published_model() as model:
                 test_accuracy = accuracy(model, self._test)
             epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
-            self._latest = Evaluation(release=release, epsilon=epsilon, test_accuracy=test_accuracy)
+            self._latest = Evaluation(
+                release=release, epsilon_if_planned_to_stop_here=epsilon, test_accuracy=test_accuracy
+            )
             publication.add(self._latest)
         return self._latest
 

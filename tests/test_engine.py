@@ -237,9 +237,20 @@ def test_epsilon_counts_what_was_released_and_reading_it_is_pure():
         if run.engine.released:
             seen.append((run.engine.released, run.engine.get_epsilon(1e-5)))
             assert run.engine.get_epsilon(1e-5) == seen[-1][1]
+            assert run.engine.get_certified_epsilon(1e-5) >= seen[-1][1]
     by_release = dict(seen)
     assert list(by_release) == [1, 2, 3, 4, 5, 6]
+    assert by_release[6] == run.engine.get_certified_epsilon(1e-5)
     assert all(a < b for a, b in zip(by_release.values(), list(by_release.values())[1:], strict=False))
+
+
+def test_what_is_certified_does_not_depend_on_where_the_run_stops():
+    run = Run(releases=6, gate=GATE)
+    before = run.engine.get_certified_epsilon(1e-5)
+    next(run.engine.releases(F.cross_entropy))
+    assert run.engine.released == 1
+    assert run.engine.get_epsilon(1e-5) < run.engine.get_certified_epsilon(1e-5) == before
+    assert before == Run(releases=6, gate=GATE).fast().engine.get_epsilon(1e-5)
 
 
 def test_seeded_runs_repeat_and_secure_runs_do_not():
@@ -455,6 +466,8 @@ def test_a_hidden_reference_has_no_epsilon():
     run = Run(gate=ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, hidden_reference=True)).loop()
     with pytest.raises(InputError, match="no epsilon is proved"):
         run.engine.get_epsilon(1e-5)
+    with pytest.raises(InputError, match="no epsilon is proved"):
+        run.engine.get_certified_epsilon(1e-5)
     assert run.engine.get_claimed_epsilon(1e-5) > 0
 
 

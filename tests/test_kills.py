@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from sluice.checkpoint import load_checkpoint
+from sluice.files import PUBLIC_TIME
 from sluice.ledger import read_ledger
 from sluice.report.verify import verify_run
 from sluice.runs import RunFolder
@@ -139,6 +140,7 @@ def check_ended(run: Path) -> None:
     verification = verify_run(run)
     assert verification.holds, verification.checks
     assert not list(run.rglob("*.partial"))
+    assert {path.stat().st_mtime for path in (run / "public").iterdir()} == {PUBLIC_TIME}
     assert len(list((run / "private" / "checkpoints").iterdir())) <= 2
 
 

@@ -90,8 +90,9 @@ def test_the_published_weights_are_those_that_were_tested(whole, digits):
     model.load_state_dict(load_file(whole / "public" / "model.safetensors"))
     lines = [json.loads(line) for line in (whole / "public" / "accuracy.jsonl").read_text().splitlines()]
     assert [line["release"] for line in lines] == [4, 8]
-    assert lines[0]["epsilon"] < lines[1]["epsilon"]
+    planned = [line["epsilon_if_planned_to_stop_here"] for line in lines]
     assert recorded.result is not None
+    assert planned[0] < planned[1] == recorded.result.epsilon
     assert accuracy(model, digits.test) == lines[1]["test_accuracy"] == recorded.result.test_accuracy
 
 
@@ -176,7 +177,7 @@ def test_a_crash_between_record_and_model_file_adds_no_second_record(whole, digi
     assert public_files(tmp_path / "run") == public_files(whole)
 
 
-def test_a_crash_of_an_unseeded_run_is_paid_for(digits, tmp_path, monkeypatch):
+def test_a_crash_of_an_unseeded_run_is_charged(digits, tmp_path, monkeypatch):
     settings = settings_from(_unseeded())
     original = checkpoint_module.save_checkpoint
 
@@ -190,7 +191,7 @@ def test_a_crash_of_an_unseeded_run_is_paid_for(digits, tmp_path, monkeypatch):
         with pytest.raises(OSError, match="failed"):
             train(tmp_path / "run", digits, settings)
     result = resume(tmp_path / "run", digits)
-    assert result.notes == ("1 releases were lost when the run was interrupted, and stay paid for.",)
+    assert result.notes == ("Releases lost when the run was interrupted, which stay charged: 1.",)
     assert read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent == RELEASES == result.releases
     # Seven updates are in the weights and eight are paid for.
     assert len(read_trace(tmp_path / "run" / "private" / "trace.jsonl")) == RELEASES - 1
@@ -381,10 +382,11 @@ def test_giving_up_ends_the_run_and_says_so(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(Releaser, "begin", begin)
     result = train(tmp_path / "run", digits)
     assert result.releases == 5
+    assert result.epsilon == result.mechanism.epsilon_after(RELEASES, delta=result.delta, accountant="rdp")
     assert result.notes == ("release 6 used up its attempts",)
     recorded = recorded_run(tmp_path / "run").result
     assert recorded is not None
-    assert recorded.releases == 5
+    assert (recorded.releases, recorded.epsilon) == (5, result.epsilon)
     assert verify_run(tmp_path / "run").holds
 
 
@@ -392,7 +394,7 @@ def test_a_hidden_reference_has_no_epsilon(digits, tmp_path):
     result = train(tmp_path / "run", digits, short(hidden_reference=True))
     assert result.epsilon is None
     lines = (tmp_path / "run" / "public" / "accuracy.jsonl").read_text().splitlines()
-    assert all(json.loads(line)["epsilon"] is None for line in lines)
+    assert all(json.loads(line)["epsilon_if_planned_to_stop_here"] is None for line in lines)
     assert not (tmp_path / "run" / "public" / "accuracy.svg").exists()
 
 

@@ -7,13 +7,8 @@ For a direction (removing or adding the record) and ``k = e^eps``, the hockey-st
 where ``g_r`` is convex in ``Z`` and has a closed form (docs/accounting.md, section 3.4). [0, 1] is cut into pieces; on
 each, ``g_r`` lies below its chord, which leaves a quadratic over an affine function of ``lam``, whose maximum is
 explicit. For every fixed ``lam`` that bound is convex in k, so its maximum U(k) is convex too: U is itself a
-hockey-stick curve, with a pair of distributions whose tails are
-
-    B(k) = -U'(k)   and   A(k) = U(k) + k B(k),
-
-and both are sums of Gaussian tails taken at the best ``lam``. Masses between grid points come from differences
-of A and B, so they carry no cancellation, and each is split between its two neighbours such that both distributions
-keep their mass (the "connect the dots" rounding, which only ever raises the curve).
+hockey-stick curve. What is computed is an upper bound of U at each grid point, with an allowance for rounding.
+The lower convex hull of these values is the curve of a distribution on the grid, and is nowhere below U (section 3.5).
 """
 
 from __future__ import annotations
@@ -35,6 +30,10 @@ DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 _LARGEST_LOSS = 700.0
 _SMALLEST_TAIL = 1e-300
 _LOWER_TAIL = 1e-20
+_LARGEST = 1e300
+#: A few units in the last place, and where the normal law's tail has no value in float64 any more.
+_ROUNDING = 2.0**-50
+_FARTHEST = -40.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class LossDistribution:
 
 @dataclass(frozen=True, kw_only=True)
 class _Epsilons:
-    """What every tail needs of the epsilons: ``k = e^eps``, and ``k - 1`` or ``1/k - 1``."""
+    """What every gain needs of the epsilons: ``k = e^eps``, and ``k - 1`` or ``1/k - 1``."""
 
     k: Array
     growth: Array
@@ -80,18 +79,26 @@ class _Release:
             direction=direction,
         )
 
-    def tails(self, at: _Epsilons, ratio: float, mean_ratio: float) -> tuple[Array, Array]:
-        """The two parts of ``g = first - second`` at each epsilon; ``Z = 1 - q + q * mean_ratio``."""
-        q, mu, z = self.q, self.mu, (1 - self.q) + self.q * mean_ratio
-        excess = at.growth * (z / (q * ratio)) + (mean_ratio - ratio) / ratio
-        # Below -1 the tail is all or nothing, and the logarithm of 0, -inf, says which.
+    def gain(self, at: _Epsilons, ratio: float, mean_ratio: float) -> Array:
+        """An upper bound of ``g`` at each epsilon; ``Z = 1 - q + q * mean_ratio``.
+
+        With ``c`` for the likelihood ratio at which a loss passes epsilon, g is ``E[(L - c)_+]`` times ``q * ratio``,
+        or ``E[(c - L)_+]`` times ``k * q * ratio`` in the adding direction. For whatever threshold ``u`` the
+        difference of tails is at most that, so rounding of ``u`` costs nothing to first order.
+        """
+        mu, z = self.mu, (1 - self.q) + self.q * mean_ratio
+        growth = np.minimum(at.growth * (z / (self.q * ratio)), _LARGEST)
+        tilt = (mean_ratio - ratio) / ratio
+        c = (1.0 + tilt) + growth
+        # Where c is not positive the tail is all or nothing, and the logarithm of 0, -inf, says which.
         with np.errstate(divide="ignore"):
-            u = np.log1p(np.maximum(excess, -1.0)) / mu + mu / 2
-        if self.direction == "remove":
-            plain = ndtr(-u)
-            return (1 - q) * plain + (q * ratio) * ndtr(mu - u), z * at.k * plain
-        plain = ndtr(u)
-        return z * plain, at.k * ((1 - q) * plain + (q * ratio) * ndtr(u - mu))
+            u = np.log1p(np.maximum(growth + tilt, -1.0)) / mu + mu / 2
+        sign = -1.0 if self.direction == "remove" else 1.0
+        of_ratio, of_ratio_off = _tail(sign * (u - mu))
+        of_one, of_one_off = _tail(sign * u)
+        rounding = of_ratio_off + (1.0 + abs(tilt) + np.abs(growth)) * of_one_off
+        gain = np.maximum(sign * (c * of_one - of_ratio), 0.0) + rounding
+        return gain * (self.q * ratio) if self.direction == "remove" else gain * (self.q * ratio) * at.k
 
     def range(self, upper_tail: float) -> tuple[float, float]:
         """Losses outside this range have less than ``upper_tail`` above and next to nothing below."""
@@ -120,8 +127,7 @@ def hockey_stick_bound(event: SelectiveReleaseDpEvent, direction: Direction, eps
     Guarantee:
         Holds for every data set, record and history, and exceeds the exact maximum by O(1 / pieces^2).
     """
-    first, second = _envelope(_Release.of(event, direction), np.asarray(epsilons, dtype=float), pieces)
-    return np.clip(first - second, 0.0, 1.0)
+    return np.minimum(_envelope(_Release.of(event, direction), np.asarray(epsilons, dtype=float), pieces), 1.0)
 
 
 def loss_distribution(
@@ -135,76 +141,84 @@ def loss_distribution(
     low, high = loss_range(event, direction, upper_tail=upper_tail)
     first, last = math.floor(low / spacing), math.ceil(high / spacing)
     epsilons = np.arange(first, last + 1) * spacing
-    above, scaled = _envelope(_Release.of(event, direction), epsilons, pieces)
-    return _connect_the_dots(spacing, first, above, scaled)
+    bounds = _envelope(_Release.of(event, direction), epsilons, pieces)
+    return dominating_losses(bounds, spacing=spacing, first=first)
 
 
-def _connect_the_dots(spacing: float, first: int, above: Array, scaled: Array) -> LossDistribution:
-    """Split the mass between grid points i and i+1 so that the masses of both distributions are kept."""
-    above = np.minimum.accumulate(np.clip(above, 0.0, 1.0))
-    between = above[:-1] - above[1:]
-    shrink = math.exp(-spacing)
-    up = (between - (scaled[:-1] - shrink * scaled[1:])) / -math.expm1(-spacing)
-    up = np.clip(up, 0.0, between)
-    masses = np.zeros_like(above)
-    masses[0] = 1.0 - above[0]
-    masses[:-1] += between - up
-    masses[1:] += up
-    infinity = float(np.clip(above[-1] - scaled[-1], 0.0, above[-1]))
-    masses[-1] += above[-1] - infinity
-    return LossDistribution(spacing=spacing, first=first, masses=masses, infinity=infinity)
+def dominating_losses(bounds: Array, *, spacing: float, first: int) -> LossDistribution:
+    """The losses whose hockey-stick curve is the lower convex hull of ``(0, 1)`` and ``(e^((first + i) spacing), bounds[i])``.
+
+    Guarantee:
+        If the bounds are nowhere below some pair's hockey-stick curve, neither is the result's curve, also between and
+        beyond the grid points: between two points that are kept, a convex curve lies below their chord. Points
+        that are not on the hull are left out. (Cutting negative masses off instead would lower the curve.)
+    """
+    bounds = np.minimum.accumulate(np.minimum(bounds, 1.0))
+    kept = np.arange(len(bounds))
+    while True:
+        values = bounds[kept]
+        corners = _corners(values, np.diff(kept) * spacing)
+        convex = corners >= 0
+        if convex.all():
+            break
+        kept = kept[convex]
+    masses = np.zeros_like(bounds)
+    masses[kept] = corners
+    return LossDistribution(spacing=spacing, first=first, masses=masses, infinity=float(values[-1]))
 
 
-def _envelope(release: _Release, epsilons: Array, pieces: int) -> tuple[Array, Array]:
-    """``A(k)`` and ``k B(k)`` of the bound U, at the best ``lam`` for each k."""
+def _corners(values: Array, gaps: Array) -> Array:
+    """By how much the polygon's slope rises at each point, times k there: the mass that a distribution has at it.
+
+    The first side comes from ``(0, 1)``, and after the last point the polygon is level.
+    """
+    falls = values[:-1] - values[1:]
+    # Minus the slope of each side, times k at its left end; at its right end it is more by just the fall, which keeps
+    # the masses' sum at one.
+    slopes = falls / np.expm1(gaps)
+    return np.concatenate([[1.0 - values[0]], slopes + falls]) - np.concatenate([slopes, [0.0]])
+
+
+def _tail(x: Array) -> tuple[Array, Array]:
+    """The normal law's mass below x, and how far rounding may have moved it: relatively more the farther out x is."""
+    mass = ndtr(x)
+    return mass, _ROUNDING * (1.0 + np.clip(x, _FARTHEST, 0.0) ** 2) * mass
+
+
+def _envelope(release: _Release, epsilons: Array, pieces: int) -> Array:
+    """An upper bound of U at each epsilon."""
     at = _Epsilons.of(epsilons, release.direction)
     if release.low == release.high:
-        first, second = release.tails(at, release.high, release.high)
-        z = (1 - release.q) + release.q * release.high
-        return first / z, second / z
-    best = np.full(epsilons.shape, -np.inf)
-    best_first, best_second = np.zeros_like(best), np.zeros_like(best)
-    for value, first, second in _candidates(release, at, pieces):
-        better = value > best
-        best = np.where(better, value, best)
-        best_first = np.where(better, first, best_first)
-        best_second = np.where(better, second, best_second)
-    return best_first, best_second
+        return release.gain(at, release.high, release.high) / ((1 - release.q) + release.q * release.high)
+    best = np.zeros_like(epsilons)
+    for value in _candidates(release, at, pieces):
+        np.maximum(best, value, out=best)
+    return best
 
 
-def _candidates(release: _Release, at: _Epsilons, pieces: int) -> Iterator[tuple[Array, Array, Array]]:
+def _candidates(release: _Release, at: _Epsilons, pieces: int) -> Iterator[Array]:
     """On each piece: its ends, and the stationary point of quadratic over affine."""
     gap = release.high - release.low
     width = 1.0 / pieces
 
-    def node(index: int) -> tuple[float, float, list[tuple[Array, Array]]]:
+    def node(index: int) -> tuple[float, float, Array, Array]:
         weight = index / pieces
         mean_ratio = release.low + weight * gap
         z = (1 - release.q) + release.q * mean_ratio
-        return weight, z, [release.tails(at, r, mean_ratio) for r in (release.high, release.low)]
+        return weight, z, release.gain(at, release.high, mean_ratio), release.gain(at, release.low, mean_ratio)
 
-    def mix(weight: Array | float, z: Array | float, parts: list[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
-        first = (weight * parts[0][0] + (1 - weight) * parts[1][0]) / z
-        second = (weight * parts[0][1] + (1 - weight) * parts[1][1]) / z
-        return first - second, first, second
-
-    left = node(0)
-    yield mix(*left)
+    weight, z, high, low = node(0)
+    yield (weight * high + (1 - weight) * low) / z
     for index in range(1, pieces + 1):
-        right = node(index)
-        yield mix(*right)
-        weight, z, parts = left
-        slope_z = right[1] - z
-        high_left, low_left = (first - second for first, second in parts)
-        high_right, low_right = (first - second for first, second in right[2])
-        constant = weight * high_left + (1 - weight) * low_left
-        linear = weight * (high_right - high_left) + (1 - weight) * (low_right - low_left)
-        linear = linear + width * (high_left - low_left)
-        quadratic = width * ((high_right - high_left) - (low_right - low_left))
+        next_weight, next_z, next_high, next_low = node(index)
+        yield (next_weight * next_high + (1 - next_weight) * next_low) / next_z
+        slope_z, slope_high, slope_low = next_z - z, next_high - high, next_low - low
+        constant = weight * high + (1 - weight) * low
+        linear = weight * slope_high + (1 - weight) * slope_low + width * (high - low)
+        quadratic = width * (slope_high - slope_low)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             c = (linear * z - slope_z * constant) / quadratic
             stationary = -c / (z + np.sqrt(np.maximum(z * z - slope_z * c, 0.0)))
         t = np.clip(np.nan_to_num(stationary, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
-        chord = [((1 - t) * a[0] + t * b[0], (1 - t) * a[1] + t * b[1]) for a, b in zip(parts, right[2], strict=True)]
-        yield mix(weight + width * t, z + slope_z * t, chord)
-        left = right
+        yield (constant + linear * t + quadratic * t * t) / (z + slope_z * t)
+        weight, z, high, low = next_weight, next_z, next_high, next_low

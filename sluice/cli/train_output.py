@@ -112,14 +112,14 @@ def print_plan(training: Training) -> None:
     target = method_of(settings.method).target(settings)
     text = f"epsilon {target:g} at delta {settings.delta:g}, by {settings.accountant}" if target else "none"
     rows.append(("target", text))
-    rows += _figure_rows(mechanism, mechanism.releases, settings.delta)
+    rows += _figure_rows(mechanism, settings.delta)
     if settings.seed is not None:
         rows.append(("seed", f"{settings.seed}: for experiments only, protects nobody"))
     print_table(("", ""), rows, title="Plan")
 
 
 def print_result(result: TrainResult) -> None:
-    """What was reached, what it cost by each accountant, and where everything lies."""
+    """What was reached, what the run guarantees by each accountant, and where everything lies."""
     for note in result.notes:
         typer.echo(f"Note: {note}")
     rows: list[tuple[str, str]] = []
@@ -130,7 +130,7 @@ def print_result(result: TrainResult) -> None:
             ("held-out accuracy", f"{100 * result.held_out_accuracy:.2f} % (of private records: not to publish)")
         )
     rows.append(("releases", f"{result.releases:,} of {result.mechanism.releases:,}"))
-    rows += _figure_rows(result.mechanism, result.releases, result.delta)
+    rows += _figure_rows(result.mechanism, result.delta)
     rows.append(("delta", f"{result.delta:g}"))
     rows.append(("run", f"{result.run} (publish public/ only)"))
     picture = result.run / "public" / PICTURE
@@ -143,7 +143,7 @@ def print_result(result: TrainResult) -> None:
 
 
 def result_as_json(result: TrainResult) -> dict[str, Any]:
-    figures = privacy_figures(result.mechanism, releases=result.releases, delta=result.delta)
+    figures = privacy_figures(result.mechanism, delta=result.delta)
     picture = result.run / "public" / PICTURE
     return {
         "test_accuracy": result.test_accuracy,
@@ -160,17 +160,20 @@ def result_as_json(result: TrainResult) -> dict[str, Any]:
     }
 
 
-def _figure_rows(mechanism: Promise, releases: int, delta: float) -> list[tuple[str, str]]:
+def _figure_rows(mechanism: Promise, delta: float) -> list[tuple[str, str]]:
     rows = []
-    for figure in privacy_figures(mechanism, releases=releases, delta=delta):
+    for figure in privacy_figures(mechanism, delta=delta):
         name = f"epsilon by {figure.accountant}" if figure.guaranteed else figure.accountant
         rows.append((name, f"{rounded_up(figure.value)} ({figure.meaning})"))
     return rows or [("epsilon", "none is proved")]
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:
-    epsilon = "none proved" if evaluation.epsilon is None else rounded_up(evaluation.epsilon)
-    return f"test accuracy {100 * evaluation.test_accuracy:.2f} %, epsilon {epsilon}"
+    text = f"test accuracy {100 * evaluation.test_accuracy:.2f} %"
+    epsilon = evaluation.epsilon_if_planned_to_stop_here
+    if epsilon is None:
+        return f"{text}, no epsilon is proved"
+    return f"{text}, epsilon {rounded_up(epsilon)} if planned to stop here"
 
 
 def _is_tenth(progress: Progress) -> bool:

@@ -1,4 +1,4 @@
-"""Test accuracy over epsilon: what was learnt for what was spent."""
+"""Test accuracy over epsilon: what was learnt, and what a run that was planned to stop there would cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.report.plots import BLUE, as_png, as_svg, blank_figure
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyPoint:
-    """Test accuracy when ``epsilon`` was spent."""
+    """Test accuracy after the releases that cost ``epsilon`` in a run that was planned to stop there."""
 
     epsilon: float
     test_accuracy: float
@@ -46,7 +46,7 @@ def _draw(drawing: Figure, points: Sequence[AccuracyPoint], delta: float) -> Non
         ha="right",
         color=BLUE,
     )
-    axes.set_xlabel(f"epsilon at delta = {delta:g}")
+    axes.set_xlabel(f"epsilon at delta = {delta:g} of a run planned to stop there")
     axes.set_ylabel("test accuracy [%]")
     axes.set_xlim(left=0)
     axes.margins(y=0.15)

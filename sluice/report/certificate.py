@@ -133,6 +133,7 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     }
     for name, content in outputs.items():
         write_atomically(folder.public / name, content, public=True)
+    folder.hide_times()
     return certificate
 
 

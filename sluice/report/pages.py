@@ -133,7 +133,7 @@ def _released(certificate: Mapping[str, Any]) -> Section:
         rows.append(("Before training", f"{released['preparation']:,} noisy statistics of the records"))
     rows += [(f"sha256 of {name}", digest) for name, digest in released["files"].items()]
     if not released["files"]:
-        rows.append(("Files", "none on record yet"))
+        rows.append(("Files", "none in the ledger yet"))
     return Section(
         title="What was released",
         paragraphs=(
@@ -146,10 +146,11 @@ def _released(certificate: Mapping[str, Any]) -> Section:
 
 def _guarantee(certificate: Mapping[str, Any]) -> Section:
     privacy = certificate["privacy"]
-    epsilon = privacy["epsilon"]
+    epsilon, planned = privacy["epsilon"], certificate["released"]["planned_updates"]
     rows: list[Row] = [
         ("Epsilon", "none" if epsilon is None else rounded_up(epsilon)),
         ("Delta", f"{privacy['delta']:g}"),
+        ("It covers", f"all {planned:,} planned updates, whether or not the run stopped before the last"),
         ("Budget", "none was set" if privacy["budget"] is None else f"epsilon = {rounded_up(privacy['budget'])}"),
         ("Unit of privacy", privacy["unit"]),
         ("Adjacency", privacy["adjacency"]),

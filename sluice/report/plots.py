@@ -22,10 +22,10 @@ BLUE, RED, GREY = "#1f5fa8", "#b3261e", "#6b6b6b"
 
 
 def epsilon_picture(contents: LedgerContents) -> str:
-    """Epsilon over releases as SVG: what is spent, what the rest of the plan would cost, and the budget.
+    """Epsilon over releases as SVG: of runs planned to stop there, of this run's whole plan, and the budget.
 
     Guarantee:
-        A function of the ledger alone.
+        A function of the ledger alone. The only figure in it is that of the whole plan.
     """
     planned, spent = contents.header.planned_releases, contents.spent
     # Epsilon rises like a square root: evenly spaced points alone would draw a corner where it begins.
@@ -35,11 +35,11 @@ def epsilon_picture(contents: LedgerContents) -> str:
     with blank_figure() as figure:
         axes: Axes = figure.add_subplot()
         axes.set_xlabel("released updates")
-        axes.set_ylabel(f"epsilon at delta = {contents.header.delta:g}")
+        axes.set_ylabel(f"epsilon at delta = {contents.header.delta:g}\nof a run planned to stop there")
         pairs = zip(counts, epsilons, strict=True)
         known = [(count, epsilon) for count, epsilon in pairs if epsilon is not None and math.isfinite(epsilon)]
         if known:
-            _draw_epsilon(axes, known, spent=spent, budget=contents.header.target_epsilon)
+            _draw_epsilon(axes, known, spent=spent, planned=planned, budget=contents.header.target_epsilon)
         else:
             axes.text(0.5, 0.5, "no finite epsilon is proved for this run", ha="center", va="center", color=RED)
             axes.set_xticks([])
@@ -47,16 +47,18 @@ def epsilon_picture(contents: LedgerContents) -> str:
         return as_svg(figure)
 
 
-def _draw_epsilon(axes: Axes, known: list[tuple[int, float]], *, spent: int, budget: float | None) -> None:
+def _draw_epsilon(
+    axes: Axes, known: list[tuple[int, float]], *, spent: int, planned: int, budget: float | None
+) -> None:
     past = [point for point in known if point[0] <= spent]
     future = [point for point in known if point[0] >= max(spent, 1)]
     if len(future) > 1:
-        axes.plot(*zip(*future, strict=True), color=GREY, linestyle=":", label="rest of the plan")
+        axes.plot(*zip(*future, strict=True), color=GREY, linestyle=":", label="releases not made")
     if past:
-        axes.plot(*zip(*past, strict=True), color=BLUE, linewidth=2, label="spent")
-        axes.plot(*past[-1], marker="o", color=BLUE)
-        label = rounded_up(past[-1][1])
-        axes.annotate(label, past[-1], textcoords="offset points", xytext=(6, -16), ha="center", color=BLUE)
+        axes.plot(*zip(*past, strict=True), color=BLUE, linewidth=2, label="releases made")
+    for whole in [point for point in known if point[0] == planned]:
+        axes.plot(*whole, marker="o", color=BLUE, linestyle="none", label="this run: the whole plan")
+        axes.annotate(rounded_up(whole[1]), whole, textcoords="offset points", xytext=(6, -16), ha="center", color=BLUE)
     if budget is not None:
         axes.axhline(budget, color=RED, linestyle="--", label=f"budget {budget:g}")
     axes.set_xlim(left=0)

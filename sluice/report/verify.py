@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All checks of one run, and what it has spent; ``spent`` is None where the ledger cannot be read."""
+    """All checks of one run, and what it costs; ``spent`` is None where the ledger cannot be read."""
 
     run: str
     checks: tuple[Check, ...]
@@ -69,7 +69,7 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
 
 
 def verify_together(paths: Sequence[Path], *, delta: float | None = None) -> tuple[list[Verification], Spending | None]:
-    """Check each run, and what all of them together have spent: None if one of them cannot be read, or for one run."""
+    """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run."""
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
         raise InputError("RUN is not allowed twice: each run is counted once for each time that it was made.")
@@ -104,7 +104,8 @@ def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> C
             f"{claim.label}, {claim.reading} reading: {rounded_up(claim.value)}" for claim in spent.claims
         )
         return Check(name="epsilon", holds=True, detail=f"none is proved. {claims}".strip())
-    detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, recomputed from the ledger"
+    covered = f"for all {header.planned_releases:,} planned releases, recomputed from the ledger"
+    detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, {covered}"
     if header.noise == "seeded":
         detail += "; seeded noise: for experiments only"
     if header.target_epsilon is None:
@@ -118,7 +119,7 @@ def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> C
 def _configuration_check(folder: RunFolder, contents: LedgerContents) -> Check:
     if contents.header.configuration == folder.config_hash:
         return Check(
-            name="configuration", holds=True, detail=f"config.json is the one on record ({folder.config_hash[:16]})"
+            name="configuration", holds=True, detail=f"config.json is the one in the ledger ({folder.config_hash[:16]})"
         )
     return Check(name="configuration", holds=False, detail="config.json is not the one that the ledger was begun with")
 
@@ -128,13 +129,13 @@ def _file_checks(folder: RunFolder, contents: LedgerContents) -> list[Check]:
     for name, expected in sorted(contents.published.items()):
         path = folder.public / name
         if path.parent != folder.public or not path.is_file():
-            checks.append(Check(name=name, holds=False, detail="on record as published, and missing"))
+            checks.append(Check(name=name, holds=False, detail="published according to the ledger, and missing"))
         elif sha256_of_file(path) != expected:
-            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one on record"))
+            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one in the ledger"))
         else:
-            checks.append(Check(name=name, holds=True, detail=f"sha256 as on record ({expected[:16]})"))
+            checks.append(Check(name=name, holds=True, detail=f"sha256 as in the ledger ({expected[:16]})"))
     if folder.weights_path.name not in contents.published and folder.weights_path.exists():
-        detail = "there, and not on record: nothing ties these weights to this ledger"
+        detail = "present, but not in the ledger: nothing ties these weights to this ledger"
         checks.append(Check(name=folder.weights_path.name, holds=False, detail=detail))
     return checks
 
@@ -149,4 +150,5 @@ def _certificate_check(folder: RunFolder, contents: LedgerContents, own: Spendin
     if not problems:
         return Check(name="certificate", holds=True, detail="says what the ledger says")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}")
+    again = "; if nobody changed it, an earlier version wrote it: sluice certificate RUN writes it again"
+    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{again}")

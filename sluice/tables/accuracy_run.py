@@ -135,7 +135,7 @@ def _splits(dataset: str, features: str, data_dir: Path | None) -> DataSplits:
 
 def _description(planned: PlannedCell, trained: TrainResult) -> dict[str, Any]:
     settings, cell = planned.settings, planned.cell
-    figures = privacy_figures(trained.mechanism, releases=trained.releases, delta=trained.delta)
+    figures = privacy_figures(trained.mechanism, delta=trained.delta)
     return {
         "dataset": cell.dataset,
         "method": cell.method,

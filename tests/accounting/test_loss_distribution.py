@@ -14,6 +14,7 @@ from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
 from sluice.accounting.loss_distribution import (
     DIRECTIONS,
     LossDistribution,
+    dominating_losses,
     hockey_stick_bound,
     loss_distribution,
 )
@@ -87,6 +88,76 @@ def test_on_a_grid_the_curve_is_convex_complete_and_nowhere_lower(q, sigma, low,
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+
+def curve_of(losses: LossDistribution, epsilon: float) -> float:
+    grid = (losses.first + np.arange(len(losses.masses))) * losses.spacing
+    return losses.infinity + float(np.sum(np.maximum(-np.expm1(epsilon - grid), 0) * losses.masses))
+
+
+def with_masses_cut_off(bounds: np.ndarray, *, spacing: float, first: int) -> LossDistribution:
+    """What is not done: monotone values, corners that are not negative, and the rest of the mass at the first point."""
+    bounds = np.minimum.accumulate(bounds)
+    falls = bounds[:-1] - bounds[1:]
+    slopes = falls / math.expm1(spacing)
+    corners = np.append(slopes, 0.0)
+    corners = np.clip(np.insert(slopes + falls, 0, 1 - bounds[0]) - corners, 0.0, 1 - bounds[-1])
+    masses = corners * (1 - bounds[-1]) / corners.sum()
+    return LossDistribution(spacing=spacing, first=first, masses=masses, infinity=float(bounds[-1]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3, 0.3])
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+def test_the_hull_of_noisy_upper_bounds_is_nowhere_below_the_true_curve(mu, noise):
+    """Cutting negative masses off passes without noise and fails with it, so the noise is enough to tell."""
+    rng = np.random.default_rng(3)
+    spacing, first = 0.05 * mu, -round(100 / mu)
+    epsilons = (first + np.arange(2 * -first)) * spacing
+    exact = np.array([gaussian_delta(mu, epsilon) for epsilon in epsilons])
+    bounds = exact * (1 + noise * rng.random(len(exact)) ** 4)
+    between = np.linspace(epsilons[0] - 1, epsilons[-1] + 1, 1001)
+    wanted = np.array([gaussian_delta(mu, epsilon) for epsilon in between])
+    hull = dominating_losses(bounds, spacing=spacing, first=first)
+    assert np.all(hull.masses >= 0)
+    assert hull.masses.sum() + hull.infinity == pytest.approx(1.0, abs=1e-13)
+    found = np.array([curve_of(hull, epsilon) for epsilon in between])
+    assert np.all(found >= wanted * (1 - 1e-12) - 1e-15)
+    at_grid = np.array([curve_of(hull, epsilon) for epsilon in epsilons])
+    assert np.all(at_grid <= bounds * (1 + 1e-12) + 1e-15)
+    cut = with_masses_cut_off(bounds, spacing=spacing, first=first)
+    below = np.array([curve_of(cut, epsilon) for epsilon in between]) < wanted * (1 - 1e-6) - 1e-12
+    assert below.any() == (noise > 0)
+
+
+def test_bounds_above_one_or_rising_are_no_trouble():
+    losses = dominating_losses(np.array([1.2, 0.4, 0.9, 0.1, 0.3]), spacing=0.5, first=-1)
+    assert np.all(losses.masses >= 0)
+    assert losses.infinity == 0.1
+    assert losses.masses.sum() + losses.infinity == pytest.approx(1.0)
+    nothing = dominating_losses(np.ones(3), spacing=0.5, first=0)
+    assert nothing.infinity == 1.0
+    assert not nothing.masses.any()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("q", [1e-6, 0.02, 1.0])
+def test_rounding_never_takes_the_bound_below_a_curve_in_higher_precision(q, direction):
+    """Down to where float64 ends; and without the allowance for rounding some values do fall below."""
+    mpmath = pytest.importorskip("mpmath")
+    sigma = 2.0
+    epsilons = q * np.linspace(-1.0, 6.0, 29)
+    bound = hockey_stick_bound(release(q, sigma), direction, epsilons, pieces=1)
+    with mpmath.workdps(60):
+        mu, rate = mpmath.mpf(1) / sigma, mpmath.mpf(q)
+        for epsilon, limit in zip(epsilons, bound, strict=True):
+            k = mpmath.exp(mpmath.mpf(float(epsilon)))
+            c = ((k if direction == "remove" else 1 / k) - 1 + rate) / rate
+            u = mpmath.log(c) / mu + mu / 2 if c > 0 else -mpmath.inf
+            if direction == "remove":
+                exact = rate * (mpmath.ncdf(mu - u) - c * mpmath.ncdf(-u))
+            else:
+                exact = k * rate * (c * mpmath.ncdf(u) - mpmath.ncdf(u - mu))
+            assert exact <= limit <= exact * (1 + mpmath.mpf(1e-12)) + 1e-13 * q
 
 
 def compose_gaussian(mu: float, count: int, tilt: float, spacing_share: float = 0.02, max_points: int = 1 << 20):

@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note(capsys, monkeypatch):
     text = " ".join(out.split())
     assert "release-0000000003.checkpoint is damaged" in text
     assert "Going on from the one before, which contains 2 releases." in text
-    assert "1 releases were lost when the run was interrupted" in text
+    assert "Releases lost when the run was interrupted, which stay charged: 1" in text
     assert read_ledger(run / "public" / "ledger.jsonl").spent == RELEASES
     assert verify_run(run).holds
 

@@ -55,6 +55,7 @@ def test_a_run_from_start_to_end(capsys):
     assert "runs/digits-dpsr-cg-1/public/accuracy.svg" in out.replace("\n", "")
     assert [line.partition(":")[0] for line in err.splitlines()] == [f"release {number} of 8" for number in range(1, 9)]
     assert err.splitlines()[3].startswith("release 4 of 8: test accuracy")
+    assert err.splitlines()[3].endswith(" if planned to stop here")
     assert (Path("runs/digits-dpsr-cg-1/public/certificate.html")).is_file()
     run(QUICK, capsys)
     assert Path("runs/digits-dpsr-cg-2").is_dir()
@@ -242,8 +243,11 @@ def test_tensorboard_gets_public_values_without_times(capsys):
     events = EventAccumulator(str(folder)).Reload()
     tags = {kind: found for kind, found in events.Tags().items() if found}
     assert set(tags) == {"scalars"}
-    assert set(tags["scalars"]) == {"test_accuracy", "epsilon"}
-    assert [(event.step, event.wall_time) for event in events.Scalars("epsilon")] == [(4, 4.0), (8, 8.0)]
+    assert set(tags["scalars"]) == {"test_accuracy", "epsilon_if_planned_to_stop_here"}
+    assert [(event.step, event.wall_time) for event in events.Scalars("epsilon_if_planned_to_stop_here")] == [
+        (4, 4.0),
+        (8, 8.0),
+    ]
     run([*QUICK, "--run", "plain"], capsys)
     assert contents(Path("runs/plain/public")) == contents(Path("runs/board/public"))
 

@@ -76,7 +76,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(method, digits, tmp_path)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_proof_that_is_advertised_is_the_one_that_there_is(method):
     promise = planned_mechanism(quick(method), dataset_size=1437)
-    guaranteed = [figure for figure in privacy_figures(promise, releases=4, delta=1e-5) if figure.guaranteed]
+    guaranteed = [figure for figure in privacy_figures(promise, delta=1e-5) if figure.guaranteed]
     assert bool(guaranteed) == promise.provable == method_of(method).proves.startswith("epsilon")
     assert bool(promise.unproved_because) != promise.provable
     epsilons = [promise.epsilon_after(4, delta=1e-5, accountant=name) for name in promise.accountants if guaranteed]
