@@ -384,7 +384,7 @@ def test_a_run_whose_records_were_held_out_by_another_rule_is_not_resumed(digits
         patch.setattr(training_module, "hold_out", by_position)
         train(tmp_path / "run", digits, settings, report=stop_at(3))
     before = read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent
-    with pytest.raises(DataError, match="earlier version"):
+    with pytest.raises(DataError, match="Earlier versions of Sluice chose other records"):
         resume(tmp_path / "run", digits)
     assert read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent == before
 
