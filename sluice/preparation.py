@@ -23,6 +23,16 @@ _ROWS_AT_ONCE = 1024
 _normalise = GroupNormalisation()
 
 
+def normalised(coefficients: Tensor) -> Tensor:
+    """What a model sees of scattering coefficients: normalised within each image, rounded to float16, as float32.
+
+    Guarantee:
+        Row i is a function of row i alone. It is the same whether all rows are normalised at once or each batch when it
+        is read, so that how many records there are, which decides that, changes no record.
+    """
+    return _rounded(coefficients).to(torch.float32)
+
+
 def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show_progress: bool = True) -> DataSplits:
     """The data that the settings name, with the features that they ask for.
 
@@ -36,10 +46,10 @@ def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show
                 f"features='bag-of-words' is not allowed for dataset={settings.dataset!r}: it is for texts "
                 f"({', '.join(TEXT_DATA_SETS)}). Use 'plain'."
             )
-        return load(settings.dataset, data_dir=data_dir, text_as="bag-of-words")
+        return load(settings.dataset, data_dir=data_dir, text_as="bag-of-words", classes=settings.classes)
     if settings.features == "scattering" and settings.dataset in TEXT_DATA_SETS:
         raise _no_images(settings)
-    splits = load(settings.dataset, data_dir=data_dir)
+    splits = load(settings.dataset, data_dir=data_dir, classes=settings.classes)
     if settings.features == "plain":
         return splits
     if splits.kind != "image":
@@ -60,15 +70,19 @@ def _no_images(settings: TrainSettings) -> InputError:
 
 
 def _scattered(examples: Examples, show_progress: bool) -> TensorExamples:
-    coefficients = _coefficients(examples, show_progress)
+    coefficients, digests = _coefficients(examples, show_progress), examples.digests()
     if coefficients.nbytes > NORMALISED_AT_ONCE:
-        return TensorExamples(coefficients, examples.labels, _normalise)
-    # Normalised values are of order 1, where float16 is right to 1 part in 2048, like the coefficients themselves.
-    normalised = torch.empty(coefficients.shape, dtype=torch.float16)
+        return TensorExamples(coefficients, examples.labels, normalised, digests=digests)
+    kept = torch.empty(coefficients.shape, dtype=torch.float16)
     for start in range(0, len(coefficients), _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
-        normalised[part] = _normalise(coefficients[part])
-    return TensorExamples(normalised, examples.labels, unscaled)
+        kept[part] = _rounded(coefficients[part])
+    return TensorExamples(kept, examples.labels, unscaled, digests=digests)
+
+
+def _rounded(coefficients: Tensor) -> Tensor:
+    # Normalised values are of order 1, where float16 is right to 1 part in 2048, like the coefficients themselves.
+    return _normalise(coefficients).to(torch.float16)
 
 
 def _coefficients(examples: Examples, show_progress: bool) -> Tensor:

@@ -163,7 +163,8 @@ class RunFolder:
         elif read_bytes(self.fingerprint_path).decode("ascii", "replace").strip() != found:
             raise DataError(
                 f"the training data is not what {self.path} began with: resume with the same records in the same "
-                "order, or start a new run (its cost adds to this one's: sluice verify RUN1 RUN2)."
+                "order, or start a new run (its cost adds to this one's: sluice verify RUN1 RUN2). Earlier versions of "
+                "Sluice chose other records to hold out or to test on: resume a run of theirs with the version that began it."
             )
 
     def hide_times(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any, get_args, get_type_hints
 from sluice import serial, validate
 from sluice.errors import DataError, InputError
 from sluice.methods import METHODS, method_of
+from sluice.methods.reference import EPSILONS
+from sluice.models import activation_of, model_names
 from sluice.storage import parse_json
 
 GATES = ("clipping-bias", "coin", "none")
@@ -40,6 +42,8 @@ class TrainSettings:
 
     Attributes:
         dataset: a name, or the path of a .npz or folder of arrays.
+        classes: how many classes there can be, for the user's own data; None takes the highest label of the data,
+            which becomes public by that.
         method: a name of ``sluice.methods``; ``sluice methods`` lists them.
         features: what the model sees: "plain" records, "scattering" coefficients, or a "bag-of-words".
         model: a name of ``sluice.models``; activation as it takes it.
@@ -58,12 +62,14 @@ class TrainSettings:
         ema_decay: weight of the past in the average of released weights that is published; 0 publishes the last.
         accountant: "pld" or "rdp".
         seed: None for cryptographic noise. A number makes the run repeatable, for experiments only.
-        hold_out: share of the training records kept aside to choose settings with; the test set is not read then.
+        hold_out: share of the training records kept aside to choose settings with (each by a hash of what it holds, so
+            about this share); the test set is not read then.
         evaluate_every: releases between two evaluations; 0 evaluates once, at the end. None does it ten times.
         options: settings that only this method has, by name; those left out get the method's defaults.
     """
 
     dataset: str = "digits"
+    classes: int | None = None
     method: str = "dpsr-cg"
     features: str = "plain"
     model: str = "linear"
@@ -124,6 +130,8 @@ class TrainSettings:
             validate.positive_or_infinite(reference_noise=self.reference_noise)
         if self.max_attempts is not None:
             validate.positive_integer(max_attempts=self.max_attempts)
+        if self.classes is not None:
+            validate.positive_integer(classes=self.classes)
         if self.coin_probability is not None:
             validate.fraction(coin_probability=self.coin_probability)
         for name in ("momentum", "ema_decay", "hold_out", "reference_decay"):
@@ -167,6 +175,7 @@ class TrainSettings:
         return {
             name: serial.encode_float(value) if isinstance(value, float) else value
             for name, value in asdict(self).items()
+            if value is not None or name not in _ADDED
         }
 
 
@@ -178,7 +187,6 @@ _FEATURES_OF_MODEL = {
     "embedding": "plain",
     "bag-of-words": "bag-of-words",
 }
-_WITHOUT_ACTIVATION = ("linear", "embedding", "bag-of-words")
 _MODEL_OF_FEATURES = {
     ("imdb", "plain"): "embedding",
     ("mnist", "plain"): "pixel-cnn",
@@ -223,13 +231,24 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
         chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
     if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
         chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
-    if chosen.get("model") in _WITHOUT_ACTIVATION:
+    if chosen.get("model") in model_names() and activation_of(chosen["model"]) is None:
         defaults.pop("activation", None)
     if isinstance(chosen.get("options", {}), Mapping):
         chosen["options"] = {**defaults.get("options", {}), **chosen.get("options", {})}
     settings = TrainSettings(**{**defaults, **chosen})
     _require_effect(settings, overrides)
+    refusal = method_of(settings.method).refuses(settings)
+    if refusal is not None:
+        raise InputError(refusal)
     return settings
+
+
+def epsilon_has_effect(method: str, dataset: str) -> bool:
+    """Whether epsilon shapes a run: where it only picks a row of published settings, the data set must have rows."""
+    if not method_of(method).epsilon_is_claimed:
+        return True
+    rows = [method_of(method).defaults(dataset, epsilon) for epsilon in EPSILONS]
+    return any(row != rows[0] for row in rows)
 
 
 def assignment(item: str, *, argument: str) -> tuple[str, Any]:
@@ -246,7 +265,7 @@ def assignment(item: str, *, argument: str) -> tuple[str, Any]:
 def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
     """The settings that a run folder keeps as its configuration: all of them, since defaults may change."""
     _require_known(config)
-    missing = sorted(_NAMES - set(config))
+    missing = sorted(_NAMES - _ADDED - set(config))
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}: it is not the configuration of a training run.")
     return TrainSettings(**config)
@@ -259,10 +278,27 @@ def _require_known(chosen: Mapping[str, Any]) -> None:
 
 
 def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> None:
+    useless = _without_effect(settings)
+    for name in overrides:
+        if name in useless:
+            raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
+    method = method_of(settings.method)
+    useless_options = method.unused_options(settings.own_options)
+    for name, value in overrides.get("options", {}).items():
+        if name in useless_options:
+            raise InputError(f"option {name}={value} has no effect: {useless_options[name]}. Leave it out.")
+
+
+def _without_effect(settings: TrainSettings) -> dict[str, str]:
+    """The settings that nothing reads beside these others, each with the reason."""
     method = method_of(settings.method)
     useless: dict[str, str] = dict(method.unused)
     if settings.chosen_gate != "clipping-bias":
         useless |= dict.fromkeys(_BIAS_GATE_ONLY, "only the gate 'clipping-bias' has it")
+    elif settings.hidden_reference:
+        useless |= dict.fromkeys(("reference_noise", "reference_decay"), "a hidden reference is the plain last value")
+    if settings.chosen_gate == "coin" and settings.coin_probability is None:
+        del useless["beta"]  # the coin falls as often as the other gate would accept
     if settings.chosen_gate == "none":
         useless["max_attempts"] = "only gates make attempts"
     if settings.chosen_gate != "coin":
@@ -271,11 +307,13 @@ def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> No
         useless["momentum"] = "only the optimizer 'sgd' has it"
     if settings.scaling == "clip":
         useless["scaling_bound"] = "the scaling 'clip' has none"
+    if settings.hold_out:
+        useless["evaluate_every"] = "held-out records are looked at once, at the end"
     if settings.noise_multiplier is not None and not method.epsilon_is_claimed:
         useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
-    for name in overrides:
-        if name in useless:
-            raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
+    if not epsilon_has_effect(settings.method, settings.dataset):
+        useless["epsilon"] = "it only picks a row of published settings, and there is none for this data set"
+    return useless
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -313,3 +351,6 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 
 
 _NAMES = {field.name for field in fields(TrainSettings)}
+_ADDED = {"classes"}
+"""Settings that earlier versions did not have. They are written only where they are given, so that the configurations of
+earlier runs stay what they were."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sluice import preparation
-from sluice.data import load
+from sluice.data import hold_out, load
 from sluice.errors import InputError
 from sluice.features import GroupNormalisation, Scattering
 from sluice.preparation import prepare
@@ -45,8 +45,9 @@ def test_large_sets_are_normalised_by_batch_instead(monkeypatch):
     at_once = prepare(settings, show_progress=False)
     monkeypatch.setattr(preparation, "NORMALISED_AT_ONCE", 1)
     by_batch = prepare(settings, show_progress=False)
-    assert isinstance(by_batch.train.transform, GroupNormalisation)
-    assert torch.allclose(at_once.train.batch(range(9))[0], by_batch.train.batch(range(9))[0], atol=1e-3)
+    assert by_batch.train.transform is preparation.normalised
+    for count in (1, 9, 1437):
+        assert torch.equal(at_once.train.batch(range(count))[0], by_batch.train.batch(range(count))[0])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -60,17 +61,47 @@ def test_own_images_are_transformed_too(tmp_path, dtype):
     assert torch.allclose(found, expected, atol=4e-3)
 
 
-def test_each_record_depends_on_itself_alone(tmp_path):
-    settings = settings_from({"dataset": str(tmp_path / "own.npz"), "model": "scattering-cnn"})
-    first = prepare(settings_from({"dataset": str(grey_images(tmp_path / "own.npz", dtype=np.uint8)),
-                                   "model": "scattering-cnn"}), show_progress=False)  # fmt: skip
-    with np.load(tmp_path / "own.npz") as arrays:
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("place", [0, 17, 40])
+def test_one_more_record_changes_no_bit_of_the_others(tmp_path, monkeypatch, dtype, place):
+    path = grey_images(tmp_path / "own.npz", dtype=dtype)
+    settings = settings_from({"dataset": str(path), "features": "scattering"})
+    before = prepare(settings, show_progress=False)
+    with np.load(path) as arrays:
         x, y = arrays["x"], arrays["y"]
-    x[7] = 255 - x[7]
-    np.savez(tmp_path / "own.npz", x=x, y=y)
-    second = prepare(settings, show_progress=False)
-    both = [torch.cat([splits.train.inputs, splits.test.inputs]) for splits in (first, second)]
-    assert int((both[0] != both[1]).flatten(1).any(1).sum()) == 1
+    extra = x[3][:, ::-1]
+    np.savez(path, x=np.insert(x, place, extra, axis=0), y=np.insert(y, place, 2))
+    # The larger set is also too large to be normalised at once.
+    monkeypatch.setattr(preparation, "NORMALISED_AT_ONCE", before.train.inputs.nbytes)
+    after = prepare(settings, show_progress=False)
+    sizes = len(after.train) - len(before.train), len(after.test) - len(before.test)
+    assert sizes in ((1, 0), (0, 1))
+    for part in ("train", "test"):
+        old, new = ([*zip(*getattr(splits, part).batch(range(len(getattr(splits, part)))), strict=True)]
+                    for splits in (before, after))  # fmt: skip
+        old, new = ([(x.numpy().tobytes(), int(y)) for x, y in records] for records in (old, new))
+        added = [record for record in new if record not in old]
+        assert [record for record in new if record in old] == old
+        assert len(added) == len(new) - len(old)
+
+
+def test_the_same_records_are_held_out_whatever_features_are_made_of_them():
+    held = [
+        hold_out(prepare(settings_from({"features": features, "model": "linear"}), show_progress=False).train, 0.1, 0)[
+            1
+        ]
+        for features in ("plain", "scattering")
+    ]
+    assert held[0].labels.tolist() == held[1].labels.tolist()
+    assert held[0].input_shape != held[1].input_shape
+
+
+def test_the_number_of_classes_can_be_said(tmp_path):
+    path = grey_images(tmp_path / "own.npz", dtype=np.uint8)
+    assert len(prepare(settings_from({"dataset": str(path)})).classes) == 4
+    assert len(prepare(settings_from({"dataset": str(path), "classes": 6})).classes) == 6
+    with pytest.raises(InputError, match="classes are for your own data"):
+        prepare(settings_from({"dataset": "digits", "classes": 12}))
 
 
 def test_combinations_that_make_no_sense_are_refused(tmp_path):

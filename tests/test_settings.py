@@ -69,6 +69,7 @@ def test_a_missing_file_is_refused(tmp_path):
         {"epsilon": math.inf},
         {"delta": 1.0},
         {"releases": 0},
+        {"classes": 0},
         {"batch_size": 2.5},
         {"lr": -1.0},
         {"lr": True},
@@ -135,6 +136,15 @@ def test_a_recorded_configuration_must_be_complete():
         settings_of(config, where="config.json")
     with pytest.raises(InputError, match="unknown settings extra"):
         settings_of({**default_settings("digits").to_dict(), "extra": 1}, where="config.json")
+
+
+def test_configurations_of_earlier_versions_stay_what_they_were():
+    settings = default_settings("digits")
+    assert "classes" not in settings.to_dict()
+    assert settings_of(settings.to_dict(), where="config.json") == settings
+    counted = settings_from({"dataset": "own.npz", "classes": 6})
+    assert counted.to_dict()["classes"] == 6
+    assert settings_of(counted.to_dict(), where="config.json") == counted
 
 
 def test_a_model_brings_its_features_and_features_their_model():

@@ -5,9 +5,11 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from sluice import checkpoint as checkpoint_module
 from sluice import training as training_module
 from sluice.attempt import Attempt
-from sluice.data import DataSplits, load
+from sluice.data import DataSplits, hold_out, load
 from sluice.data.examples import Examples
 from sluice.errors import DataError, InputError
 from sluice.gate import ClippingBiasGate
@@ -358,18 +360,34 @@ class _Unreadable(Examples):
 def test_holding_out_leaves_the_test_set_alone(digits, tmp_path):
     splits = copy.copy(digits)
     object.__setattr__(splits, "test", _Unreadable(digits.test))
-    settings = short(hold_out=0.25, evaluate_every=1)
+    settings = replace(short(), hold_out=0.25, evaluate_every=1)
     result = train(tmp_path / "run", splits, settings)
     assert result.test_accuracy is None
     assert result.held_out_accuracy is not None
     assert 0 < result.held_out_accuracy <= 1
     assert result.mechanism.expected_batch_size == 256
-    assert result.mechanism.sample_rate == 256 / (1437 - round(1437 * 0.25))
+    assert result.mechanism.sample_rate == 256 / len(hold_out(digits.train, 0.25, 0)[0])
     names = set(public_files(tmp_path / "run"))
     assert not names & {"accuracy.jsonl", "accuracy.svg", "accuracy.png"}
     secret = repr(result.held_out_accuracy)
     assert not [name for name, content in public_files(tmp_path / "run").items() if secret.encode() in content]
     assert recorded_run(tmp_path / "run").result == result
+
+
+def test_a_run_whose_records_were_held_out_by_another_rule_is_not_resumed(digits, tmp_path, monkeypatch):
+    def by_position(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
+        order = np.random.RandomState(seed).permutation(len(examples))
+        count = round(len(examples) * fraction)
+        return examples.subset(np.sort(order[count:])), examples.subset(np.sort(order[:count]))
+
+    settings = replace(short(), hold_out=0.25)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training_module, "hold_out", by_position)
+        train(tmp_path / "run", digits, settings, report=stop_at(3))
+    before = read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent
+    with pytest.raises(DataError, match="Earlier versions of Sluice chose other records"):
+        resume(tmp_path / "run", digits)
+    assert read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent == before
 
 
 def test_giving_up_ends_the_run_and_says_so(digits, tmp_path, monkeypatch):

@@ -40,13 +40,17 @@ def train(
         str | None,
         _option("--dataset", _DATA, "digits, mnist, fashion-mnist, cifar-10, imdb, or a .npz file or folder."),
     ] = None,
+    classes: Annotated[
+        int | None,
+        _option("--classes", _DATA, "How many classes your own data can have; the highest label tells if not given."),
+    ] = None,
     data_dir: Annotated[Path | None, _option("--data-dir", _DATA, "Folder with data sets, looked at first.")] = None,
     features: Annotated[
         str | None, _option("--features", _DATA, "What the model sees: plain, scattering or bag-of-words.")
     ] = None,
     model: Annotated[
         str | None,
-        _option("--model", _DATA, "linear, pixel-cnn, scattering-cnn, bilstm, embedding or bag-of-words."),
+        _option("--model", _DATA, "linear, mlp, pixel-cnn, scattering-cnn, bilstm, embedding or bag-of-words."),
     ] = None,
     activation: Annotated[
         str | None, _option("--activation", _DATA, "tanh, relu, tempered-sigmoid[:s,T,o]; for nets.")

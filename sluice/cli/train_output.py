@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 
 from sluice.cli.output import print_table
 from sluice.methods import method_of
+from sluice.models import activation_of
 from sluice.planning import privacy_figures
 from sluice.promise import Promise
 from sluice.publication import PICTURE, Evaluation
@@ -103,8 +104,10 @@ class Screen:
 def print_plan(training: Training) -> None:
     """The calibrated mechanism and what all of its releases will cost."""
     settings, mechanism = training.settings, training.mechanism
+    activation = activation_of(settings.model, settings.activation)
+    model = settings.model if activation is None else f"{settings.model} with {activation}"
     rows: list[tuple[str, str]] = [
-        ("data", f"{settings.dataset}, features {settings.features}, model {settings.model}"),
+        ("data", f"{settings.dataset}, features {settings.features}, model {model}"),
         ("method", f"{settings.method}: {method_of(settings.method).summary}"),
         *mechanism.summary,
     ]

@@ -8,9 +8,10 @@
 """
 
 from sluice.data.catalog import names
-from sluice.data.examples import DataSplits, Examples, TensorExamples, hold_out
+from sluice.data.examples import DataSplits, Examples, TensorExamples
 from sluice.data.loading import load, load_sequences, load_word_index
 from sluice.data.own import DatasetExamples, wrap
+from sluice.data.splitting import hold_out
 from sluice.data.text import BagExamples, BagsOfWords, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.transforms import ToFloat, ToIds, standardised, to_float, to_ids
 

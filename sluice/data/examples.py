@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from torch.utils.data import Dataset
 from sluice.data.files import Kind
 from sluice.data.transforms import Transform
 from sluice.errors import InputError
-from sluice.validate import open_fraction
 
 Indices = Tensor | np.ndarray | Sequence[int]
+
+_HASHED_AT_ONCE = 1024
 
 
 class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
@@ -64,6 +66,20 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
         """The shape of one record as a model sees it."""
         return tuple(self.batch([])[0].shape[1:])
 
+    def digests(self) -> list[bytes]:
+        """The sha256 of each record: of its inputs as a model sees them, and of its label.
+
+        **Guarantee.** Entry i is a function of record i alone. Like any hash of records it is itself private.
+        """
+        found = []
+        for positions in torch.arange(len(self)).split(_HASHED_AT_ONCE):
+            inputs, labels = (tensor.cpu() for tensor in self.batch(positions))
+            kind = f"sluice record, version 1: {inputs.dtype} {tuple(inputs.shape[1:])}\n".encode()
+            rows = inputs.reshape(len(inputs), -1).contiguous().view(torch.uint8).numpy()
+            pairs = zip(rows, labels.tolist(), strict=True)
+            found += [hashlib.sha256(kind + f"{label}\n".encode() + row.tobytes()).digest() for row, label in pairs]
+        return found
+
     def positions(self, indices: Indices) -> Tensor:
         """Positions as an int64 tensor beside the labels; refuses masks, fractions and what lies outside."""
         positions = torch.as_tensor(indices, device=self.labels.device)
@@ -79,14 +95,24 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
 
 
 class TensorExamples(Examples):
-    """Inputs held in one tensor in their compact type; ``transform`` makes model inputs of a batch of them."""
+    """Inputs held in one tensor in their compact type; ``transform`` makes model inputs of a batch of them.
 
-    def __init__(self, inputs: Tensor, labels: Tensor, transform: Transform) -> None:
+    ``digests`` are those of the records that the inputs were computed from, where they are features: a record then
+    stays the same record whatever features are made of it.
+    """
+
+    def __init__(
+        self, inputs: Tensor, labels: Tensor, transform: Transform, *, digests: list[bytes] | None = None
+    ) -> None:
         if len(inputs) != len(labels):
             raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equally many.")
         self.inputs = inputs
         self.labels = labels.to(torch.int64)
         self.transform = transform
+        self._digests = digests
+
+    def digests(self) -> list[bytes]:
+        return super().digests() if self._digests is None else self._digests
 
     def inputs_at(self, indices: Tensor) -> Tensor:
         return self.transform(self.inputs.index_select(0, indices))
@@ -94,11 +120,12 @@ class TensorExamples(Examples):
     def subset(self, indices: Indices) -> Self:
         positions = self.positions(indices)
         inputs, labels = self.inputs.index_select(0, positions), self.labels.index_select(0, positions)
-        return type(self)(inputs, labels, self.transform)
+        digests = None if self._digests is None else [self._digests[position] for position in positions.tolist()]
+        return type(self)(inputs, labels, self.transform, digests=digests)
 
     def to(self, device: torch.device | str) -> Self:
         """The same records on another device, still in their compact type."""
-        return type(self)(self.inputs.to(device), self.labels.to(device), self.transform)
+        return type(self)(self.inputs.to(device), self.labels.to(device), self.transform, digests=self._digests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,27 +142,3 @@ class DataSplits:
     train: Examples
     test: Examples
     fingerprint: str | None = None
-
-
-def hold_out(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
-    """Split the training records: those that remain, and a held-out share to choose settings with.
-
-    **Guarantee.** Every record lands in exactly one part, and which part depends on the number of records,
-    ``fraction`` and ``seed`` alone, never on what the records hold. The test set plays no role.
-    """
-    open_fraction(fraction=fraction)
-    count = round(len(train) * fraction)
-    if not 0 < count < len(train):
-        raise InputError(
-            f"fraction={fraction} is not allowed: it would hold out {count} of {len(train)} records; "
-            "both parts need at least one."
-        )
-    order = permutation(len(train), seed)
-    return train.subset(np.sort(order[count:])), train.subset(np.sort(order[:count]))
-
-
-def permutation(count: int, seed: int) -> np.ndarray:
-    """An order that is the same on every machine and, since numpy froze this generator, with every later version."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed!r} is not allowed: it must be a whole number from 0 to {2**32 - 1}.")
-    return np.random.RandomState(seed).permutation(count)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from sluice.data import own
 from sluice.data.catalog import CATALOG, DIGITS, IMDB, entry_named, names
 from sluice.data.download import download as fetch
-from sluice.data.examples import DataSplits, Examples, TensorExamples, permutation
+from sluice.data.examples import DataSplits, Examples, TensorExamples
 from sluice.data.files import (
     CatalogEntry,
     DataFile,
@@ -31,8 +31,9 @@ from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_w
 from sluice.data.transforms import ToFloat
 from sluice.data.unpacked import unpacked
 from sluice.errors import DataError, InputError
-from sluice.validate import one_of, open_fraction
+from sluice.validate import one_of, open_fraction, positive_integer
 
+DEFAULT_VOCABULARY = 20_000
 DIGITS_TEST_SIZE = 360
 DIGITS_SPLIT_SEED = 0
 DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
@@ -51,6 +52,7 @@ def load(
     text_as: Literal["ids", "bag-of-words"] = "ids",
     kind: Kind | None = None,
     test_fraction: float = 0.2,
+    classes: int | None = None,
 ) -> DataSplits:
     """Load a data set by name, or the user's own from a path or a torch data set.
 
@@ -60,18 +62,26 @@ def load(
     ``vocabulary``, ``length`` and ``text_as`` are for texts: ids below 20,000, cut or padded to 80, by default; as
     bags of words, the 10,000 most frequent words after the 50 commonest.
 
-    ``test``, ``kind`` and ``test_fraction`` are for the user's own data: a test set, what the records are (guessed
-    from their shape otherwise), and the share that becomes the test set where the data has none.
+    ``test``, ``kind``, ``test_fraction`` and ``classes`` are for the user's own data: a test set, what the records are
+    (guessed from their shape otherwise), the share that becomes the test set where the data has none, and how many
+    classes there can be. Without ``classes`` the highest label tells, and that there is such a label becomes public.
+    ``vocabulary`` is also for files with ``kind="text"``: their ids must lie below it.
 
     **Guarantee.** No file is parsed before its sha256 was checked (the user's own files are read without pickle
-    instead). Each record of the result depends on that record of the source alone.
+    instead). Each record of the result, and whether it is for training or for testing, depends on that record of the
+    source alone.
     """
     if isinstance(source, DataSplits):
         return source
-    if isinstance(source, str) and source in names() and (test is not None or kind is not None):
-        raise InputError(f"test and kind are for your own data; {source!r} has its own test set and kind.")
-    if source != IMDB.name and (vocabulary is not None or length is not None or text_as != "ids"):
-        raise InputError(f"vocabulary, length and text_as are only allowed for 'imdb', not for {_label(source)}.")
+    is_own = not (isinstance(source, str) and source in names())
+    if not is_own and not (test is None and kind is None and classes is None):
+        raise InputError(f"test, kind and classes are for your own data; {source!r} has its own test set and classes.")
+    is_own_text = isinstance(source, str | Path) and is_own and kind == "text"
+    if source != IMDB.name and (length is not None or text_as != "ids" or not (vocabulary is None or is_own_text)):
+        raise InputError(
+            f"vocabulary, length and text_as are only allowed for 'imdb', not for {_label(source)}; vocabulary also for "
+            "files of your own with kind='text'."
+        )
     if source == DIGITS:
         return _digits()
     if source == IMDB.name:
@@ -80,9 +90,16 @@ def load(
         return _images(CATALOG[source], data_dir, download)
     if test_fraction != 0:
         open_fraction(test_fraction=test_fraction)
+    if classes is not None:
+        positive_integer(classes=classes)
+        if not 2 <= classes <= own.MOST_CLASSES:
+            raise InputError(f"classes={classes} is not allowed: it must be from 2 to {own.MOST_CLASSES}.")
     if not isinstance(source, str | Path):
-        return own.from_dataset(source, test=test, kind=kind, test_fraction=test_fraction)
-    return _from_path(source, test, kind, test_fraction)
+        return own.from_dataset(source, test=test, kind=kind, test_fraction=test_fraction, classes=classes)
+    path = _own_path(source, test)
+    words = DEFAULT_VOCABULARY if vocabulary is None else vocabulary
+    positive_integer(vocabulary=words)
+    return own.from_path(path, kind=kind, test_fraction=test_fraction, classes=classes, vocabulary=words)
 
 
 def load_sequences(
@@ -194,14 +211,15 @@ def _imdb(
 def _text_examples(part: LabelledSequences, vocabulary: int | None, length: int | None, text_as: str) -> Examples:
     if text_as == "bag-of-words":
         return BagExamples(bag_of_words(part.sequences, 10_000 if vocabulary is None else vocabulary), part.labels)
-    words, columns = 20_000 if vocabulary is None else vocabulary, 80 if length is None else length
+    words, columns = DEFAULT_VOCABULARY if vocabulary is None else vocabulary, 80 if length is None else length
     return TensorExamples(padded(part.sequences, vocabulary=words, length=columns), part.labels, IMDB.transform)
 
 
 def _digits() -> DataSplits:
     images, labels = read_digits()
     whole = TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), ToFloat(divisor=16.0))
-    order = permutation(len(whole), DIGITS_SPLIT_SEED)
+    # numpy froze this generator: the split is the same on every machine and with every later version.
+    order = np.random.RandomState(DIGITS_SPLIT_SEED).permutation(len(whole))
     return DataSplits(
         name=DIGITS,
         kind="image",
@@ -212,7 +230,7 @@ def _digits() -> DataSplits:
     )
 
 
-def _from_path(source: str | Path, test: Dataset[Any] | None, kind: Kind | None, test_fraction: float) -> DataSplits:
+def _own_path(source: str | Path, test: Dataset[Any] | None) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         raise InputError(
@@ -221,7 +239,7 @@ def _from_path(source: str | Path, test: Dataset[Any] | None, kind: Kind | None,
         )
     if test is not None:
         raise InputError("test is for torch data sets; put x_test and y_test into the file instead.")
-    return own.from_path(path, kind=kind, test_fraction=test_fraction)
+    return path
 
 
 def _label(source: Source) -> str:

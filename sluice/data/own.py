@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from sluice.data.examples import DataSplits, Examples, Indices, TensorExamples, hold_out
+from sluice.data.examples import DataSplits, Examples, Indices, TensorExamples
 from sluice.data.files import Kind
+from sluice.data.splitting import split_off
 from sluice.data.transforms import Transform, to_float, to_ids, unscaled
 from sluice.errors import DataError, InputError
 from sluice.validate import one_of
@@ -78,14 +79,19 @@ class DatasetExamples(Examples):
         return inputs.to(torch.float32) if inputs.dtype == torch.float64 else inputs
 
 
-def from_path(path: Path, *, kind: Kind | None, test_fraction: float) -> DataSplits:
+def from_path(
+    path: Path, *, kind: Kind | None, test_fraction: float, classes: int | None, vocabulary: int
+) -> DataSplits:
     """Read x and y (or x_train, y_train, x_test, y_test) from ``path`` and check that they fit together.
 
-    **Guarantee.** Records are only read and checked; none is changed by what another one holds.
+    **Guarantee.** Records are only read and checked; none is changed by what another one holds, nor does its side of the
+    split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
+    where ``classes`` is None, the highest label.
     """
     arrays = _read(path)
     names = WHOLE_KEYS if set(WHOLE_KEYS) <= arrays.keys() else SPLIT_KEYS
-    parts = {name: _examples(path, name, arrays, kind) for name in names if name.startswith("x")}
+    parts = {name: _examples(path, name, arrays, kind, vocabulary) for name in names if name.startswith("x")}
+    class_names = _classes(*parts.values(), count=classes, where=str(path))
     train = parts["x" if names is WHOLE_KEYS else "x_train"]
     if names is WHOLE_KEYS:
         train, test = split(train, test_fraction)
@@ -103,7 +109,7 @@ def from_path(path: Path, *, kind: Kind | None, test_fraction: float) -> DataSpl
     return DataSplits(
         name=path.stem,
         kind=kind or _kind(arrays["x" if names is WHOLE_KEYS else "x_train"]),
-        classes=_classes(train, test),
+        classes=class_names,
         train=train,
         test=test,
         fingerprint=digest.hexdigest(),
@@ -111,11 +117,21 @@ def from_path(path: Path, *, kind: Kind | None, test_fraction: float) -> DataSpl
 
 
 def from_dataset(
-    dataset: Dataset[Any], *, test: Dataset[Any] | None, kind: Kind | None, test_fraction: float
+    dataset: Dataset[Any],
+    *,
+    test: Dataset[Any] | None,
+    kind: Kind | None,
+    test_fraction: float,
+    classes: int | None,
 ) -> DataSplits:
-    """Wrap the user's data set; without ``test``, a fixed share of its records becomes the test set."""
+    """Wrap the user's data set; without ``test``, a share of its records becomes the test set.
+
+    **Guarantee.** That of `from_path`, for a data set that gives a record by itself and always alike.
+    """
     train = wrap(dataset, "the data set")
     held: Examples = wrap(test, "test") if test is not None else train
+    named = _named_classes(dataset) if classes is None else ()
+    class_names = _classes(train, held, count=len(named) or classes, where=type(dataset).__name__)
     if test is None:
         train, held = split(train, test_fraction)
     elif train.input_shape != held.input_shape:
@@ -124,7 +140,7 @@ def from_dataset(
     return DataSplits(
         name=type(dataset).__name__,
         kind=kind or ("image" if inputs.ndim == 4 else "features"),
-        classes=_named_classes(dataset) or _classes(train, held),
+        classes=named or class_names,
         train=train,
         test=held,
     )
@@ -148,18 +164,16 @@ def wrap(dataset: Dataset[Any], what: str) -> Examples:
     if isinstance(dataset, TensorDataset):
         inputs, labels = dataset.tensors
         return TensorExamples(inputs, _labels(labels.numpy(force=True), what), _identity)
-    labels = _labels(np.array([_label(dataset[i][1], what, i) for i in range(size)]), what)
-    examples = DatasetExamples(dataset, labels)
-    examples.batch([0])
-    return examples
+    DatasetExamples(dataset, torch.zeros(1, dtype=torch.int64)).batch([0])
+    labels = _labels(np.array([_read_label(dataset, i, np.shape(first[0]), what) for i in range(size)]), what)
+    return DatasetExamples(dataset, labels)
 
 
 def split(examples: Examples, test_fraction: float) -> tuple[Any, Any]:
-    """Train and test parts by a fixed seed; a fraction of 0 leaves the test part empty."""
+    """Train and test parts, each record's side decided by itself; a fraction of 0 leaves the test part empty."""
     if test_fraction == 0:
         return examples, examples.subset([])
-    rest, test = hold_out(examples, test_fraction, SPLIT_SEED)
-    return rest, test
+    return split_off(examples, test_fraction, part="test", seed=SPLIT_SEED)
 
 
 def _identity(inputs: Tensor) -> Tensor:
@@ -227,7 +241,9 @@ def _require_keys(path: Path, found: Collection[str], what: str, ending: str) ->
     )
 
 
-def _examples(path: Path, x_name: str, arrays: dict[str, np.ndarray], kind: Kind | None) -> TensorExamples:
+def _examples(
+    path: Path, x_name: str, arrays: dict[str, np.ndarray], kind: Kind | None, vocabulary: int
+) -> TensorExamples:
     y_name = x_name.replace("x", "y", 1)
     x, y = arrays[x_name], arrays[y_name]
     where = f"{path}[{x_name}]"
@@ -239,7 +255,7 @@ def _examples(path: Path, x_name: str, arrays: dict[str, np.ndarray], kind: Kind
     labels = _labels(y, f"{path}[{y_name}]")
     if len(x) != len(labels):
         raise DataError(f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equally many.")
-    inputs, transform = _inputs(x, kind or _kind(x), where)
+    inputs, transform = _inputs(x, kind or _kind(x), where, vocabulary)
     return TensorExamples(inputs, labels, transform)
 
 
@@ -247,11 +263,15 @@ def _kind(x: np.ndarray) -> Kind:
     return "image" if x.ndim == 4 or (x.ndim == 3 and x.dtype == np.uint8) else "features"
 
 
-def _inputs(x: np.ndarray, kind: Kind, where: str) -> tuple[Tensor, Transform]:
+def _inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int) -> tuple[Tensor, Transform]:
     one_of(("image", "text", "features"), kind=kind)
     if kind == "text":
-        if x.ndim != 2 or x.dtype.kind not in "ui" or x.min() < 0:
-            raise DataError(f"{where} ({x.dtype}, shape {x.shape}) is no text: rows of word ids >= 0 are needed.")
+        # An id beyond the vocabulary would end the run when its record is drawn, which everybody could see.
+        if x.ndim != 2 or x.dtype.kind not in "ui" or x.min() < 0 or x.max() >= vocabulary:
+            raise DataError(
+                f"{where} ({x.dtype}, shape {x.shape}) is no text: rows of word ids from 0 to {vocabulary - 1} are "
+                "needed (vocabulary sets the limit)."
+            )
         return torch.from_numpy(x.astype(np.int64)), to_ids
     if kind == "image":
         x = x[:, None] if x.ndim == 3 else x
@@ -271,7 +291,14 @@ def _inputs(x: np.ndarray, kind: Kind, where: str) -> tuple[Tensor, Transform]:
     return torch.from_numpy(values), unscaled
 
 
-def _label(label: Any, what: str, index: int) -> float:
+def _read_label(dataset: Dataset[Any], index: int, shape: tuple[int, ...], what: str) -> float:
+    """The label of a record, whose input must have the shape of the first: a run that ends on it would show it."""
+    inputs, label = dataset[index]
+    if np.shape(inputs) != shape:
+        raise DataError(
+            f"The inputs of {type(dataset).__name__} cannot be stacked into one tensor: {what} has a record {index} of "
+            f"shape {tuple(np.shape(inputs))} beside a record 0 of shape {tuple(shape)}. Make every x of one shape."
+        )
     try:
         return label.item() if hasattr(label, "item") else float(label)
     except (TypeError, ValueError) as error:
@@ -294,9 +321,14 @@ def _labels(y: np.ndarray, where: str) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def _classes(*parts: Examples) -> tuple[str, ...]:
-    highest = max(int(part.labels.max()) for part in parts if len(part))
-    return tuple(str(number) for number in range(highest + 1))
+def _classes(*parts: Examples, count: int | None, where: str) -> tuple[str, ...]:
+    highest = max(int(part.labels.max()) for part in parts)
+    if count is not None and highest >= count:
+        raise DataError(
+            f"{where} has labels up to {highest}, which classes={count} does not allow: they must be below it. "
+            "Give the number of classes that there can be."
+        )
+    return tuple(str(number) for number in range(highest + 1 if count is None else count))
 
 
 def _named_classes(dataset: Dataset[Any]) -> tuple[str, ...]:

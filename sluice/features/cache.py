@@ -24,8 +24,11 @@ from sluice.features.scattering import COEFFICIENTS, Scattering
 from sluice.files import cache_dir, replaced_atomically
 from sluice.storage import canonical_json, explained
 
-TRANSFORM_VERSION = 1
-"""To be raised with every change that moves a coefficient by more than float16 can tell."""
+TRANSFORM_VERSION = 2
+"""To be raised with every change that moves a coefficient by more than float16 can tell, if only on some machine.
+
+1 filled up the last chunk of a data set less than the others, so that its images could be rounded differently.
+"""
 
 _DIGEST_BYTES = 32
 _VALUE_BYTES = 2
@@ -70,12 +73,11 @@ def scattering_features(
     name = _name(images, scaling)
     path = cache_dir() / "features" / f"{name}.f16"
     if not _is_whole(path, name, shape):
-        with (
-            explained("write", path),
-            replaced_atomically(path, owner_only=True) as temporary,
-            temporary.open("wb") as file,
-        ):
-            _write(file, name, _computed(images, transform, scaling, show_progress))
+        with explained("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(0o700)  # a file's name is a hash of images, by which a guess at them could be confirmed
+            with replaced_atomically(path, owner_only=True) as temporary, temporary.open("wb") as file:
+                _write(file, name, _computed(images, transform, scaling, show_progress))
     with explained("read", path):
         # The mapping is private: a caller who changes the tensor does not change the file.
         return torch.from_file(str(path), shared=False, size=math.prod(shape), dtype=torch.float16).view(shape)

@@ -23,9 +23,9 @@ COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 
 _CELL = 2**SCALES
 
-# Chunks are filled up to a multiple of this many planes. Matrix products then treat every plane alike, whatever its
-# place in the batch; with a ragged end, the last planes would be rounded differently.
-_LANES = 16
+# Every chunk is filled up to one shape, a multiple of this many planes. Matrix products then treat every plane alike,
+# whatever its place and however many others there are; with a ragged end, the last planes would be rounded differently.
+_LANES = 48
 
 
 class Scattering(nn.Module):
@@ -105,7 +105,7 @@ class Scattering(nn.Module):
             self._transform(planes, workspace, into=coefficients)
 
     def _transform(self, planes: Tensor, workspace: Workspace, *, into: Tensor) -> None:
-        samples = -(-planes.shape[0] // _LANES) * _LANES
+        samples = -(-self.chunk_size // _LANES) * _LANES
         image = planes.new_zeros(self.height, self.width, samples)
         image[:, :, : planes.shape[0]] = planes.permute(1, 2, 0)
         coefficients = workspace.take("coefficients", COEFFICIENTS, *self.output_size, samples)

@@ -31,6 +31,8 @@ class Method:
         options: a frozen dataclass of the settings that only this method has; its docstring says what they mean.
         gate: the gate that it has unless told otherwise.
         unused: settings that it does not read, each with the reason.
+        unused_options: the same for its options, which may depend on each other.
+        refuses: why settings are not this method at all, as a sentence that says what to do, or None if they are.
         target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
         epsilon_is_claimed: whether the setting epsilon only names the row of its authors' settings.
     """
@@ -44,6 +46,8 @@ class Method:
     options: type = NoOptions
     gate: str = "none"
     unused: Mapping[str, str] = field(default_factory=dict)
+    unused_options: Callable[[Any], Mapping[str, str]] = lambda options: {}
+    refuses: Callable[[TrainSettings], str | None] = lambda settings: None
     target: Callable[[TrainSettings], float | None] = lambda settings: (
         settings.epsilon if settings.noise_multiplier is None else None
     )

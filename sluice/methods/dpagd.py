@@ -32,7 +32,7 @@ from sluice.accounting import create_accountant
 from sluice.errors import InputError
 from sluice.methods.base import Method
 from sluice.methods.dpagd_descent import AdaptiveDescent
-from sluice.methods.reference import pixel_settings
+from sluice.methods.reference import pixel_settings, small_settings
 from sluice.promise import Promise
 from sluice.workbench import Workbench
 
@@ -233,9 +233,9 @@ def plan(settings: TrainSettings, dataset_size: int) -> AdaptiveBudget:
 
 def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
     """A linear model, which the line search is made for: of scattering coefficients for images; texts get the usual net."""
-    settings = pixel_settings(dataset, epsilon, activation="tanh", releases=RELEASES) | {"accountant": "rdp"}
     if dataset not in RELEASES:
-        return settings | {"releases": 100}
+        return small_settings() | {"accountant": "rdp", "releases": 100}
+    settings = pixel_settings(dataset, epsilon, activation="tanh", releases=RELEASES) | {"accountant": "rdp"}
     return settings | (_TEXTS if dataset == "imdb" else _IMAGES)
 
 

@@ -243,4 +243,5 @@ METHOD = Method(
     defaults=lambda dataset, epsilon: scattering_settings(dataset, epsilon, releases=RELEASES),
     options=Options,
     unused=dict.fromkeys(("scaling", "scaling_bound"), "kept gradients always count at full length"),
+    unused_options=lambda options: {} if options.clip_rate else {"clip_target": "with clip_rate=0, C stays as it is"},
 )

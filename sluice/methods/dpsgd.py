@@ -6,7 +6,8 @@ Algorithm: a Poisson batch; each record's gradient clipped to length C; the sum 
 sigma C, divided by the expected batch size; a step of the optimizer.
 
 Accounting: sound. Each release is the Poisson-sampled Gaussian mechanism, composed by PLD or RDP (docs/accounting.md,
-section 3). The settings are those of the DPSR-CG paper's table: nets on plain records, with ReLU.
+section 3). The settings are those of the DPSR-CG paper's table: nets on plain records, with ReLU. Small data sets and the
+user's own get a net with one hidden layer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RELEASES = {
 
 METHOD = Method(
     name="dpsgd",
-    summary="every attempt is released, gradients clipped; nets on plain records, with ReLU",
+    summary="every attempt is released; unless told otherwise, gradients are clipped and a net with ReLU is trained",
     proves="epsilon (PLD, RDP)",
     promise=Mechanism,
     plan=selective_mechanism,

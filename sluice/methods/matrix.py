@@ -345,6 +345,15 @@ def _plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
     return plan(settings, dataset_size)
 
 
+def _unused(options: MatrixOptions) -> dict[str, str]:
+    unused = {"bands": "only a banded strategy has it"} if options.strategy == "blt" else {}
+    if options.strategy == "banded":
+        unused["buffers"] = "only the strategy 'blt' has it"
+    if options.batches != "balls-in-bins":
+        unused["samples"] = "only batches 'balls-in-bins' are accounted for by Monte Carlo"
+    return unused
+
+
 METHOD = Method(
     name="matrix",
     summary="DPSGD with noise that is correlated over steps and partly cancels",
@@ -354,4 +363,5 @@ METHOD = Method(
     defaults=defaults,
     options=MatrixOptions,
     unused={"scaling_bound": "it clips"},
+    unused_options=_unused,
 )

@@ -9,7 +9,8 @@
 from sluice.models.activations import Activation, TemperedSigmoid, Tempering, create_activation
 from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
 from sluice.models.linear import LinearClassifier
-from sluice.models.registry import create_model, describe_models, model_names
+from sluice.models.perceptron import Perceptron
+from sluice.models.registry import activation_of, create_model, describe_models, model_names
 from sluice.models.text import BidirectionalLSTM, MeanEmbedding
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "GreyScatteringNet",
     "LinearClassifier",
     "MeanEmbedding",
+    "Perceptron",
     "TemperedSigmoid",
     "Tempering",
+    "activation_of",
     "create_activation",
     "create_model",
     "describe_models",

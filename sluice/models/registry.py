@@ -12,6 +12,7 @@ from sluice.errors import InputError
 from sluice.models.activations import Activation
 from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
 from sluice.models.linear import LinearClassifier
+from sluice.models.perceptron import Perceptron
 from sluice.models.text import BidirectionalLSTM, MeanEmbedding
 
 DEFAULT_ACTIVATION = "tanh"
@@ -45,6 +46,14 @@ def model_names() -> list[str]:
 def describe_models() -> dict[str, str]:
     """One line for each model, by name."""
     return {name: _ENTRIES[name].summary for name in model_names()}
+
+
+def activation_of(name: str, activation: Activation | None = None) -> Activation | None:
+    """The activation that a model is made with where this one is asked for; None for a model that has none."""
+    validate.one_of(_ENTRIES, model=name)
+    if not _ENTRIES[name].has_activation:
+        return None
+    return DEFAULT_ACTIVATION if activation is None else activation
 
 
 def create_model(
@@ -134,6 +143,10 @@ def _linear(request: _Request) -> nn.Module:
     return LinearClassifier(input_shape=request.input_shape, classes=request.classes)
 
 
+def _mlp(request: _Request) -> nn.Module:
+    return Perceptron(input_shape=request.input_shape, classes=request.classes, activation=request.activation)
+
+
 _ENTRIES: dict[str, _Entry] = {
     "pixel-cnn": _Entry(summary="convolutional net on grey or colour pixels", build=_pixel_cnn, has_activation=True),
     "scattering-cnn": _Entry(
@@ -142,5 +155,6 @@ _ENTRIES: dict[str, _Entry] = {
     "bilstm": _Entry(summary="bidirectional LSTM on word ids", build=_bilstm, has_activation=True, reads_ids=True),
     "embedding": _Entry(summary="mean of word vectors, then linear, on word ids", build=_embedding, reads_ids=True),
     "bag-of-words": _Entry(summary="linear classifier on bags of words", build=_bag_of_words),
+    "mlp": _Entry(summary="one hidden layer of 64 units on any features", build=_mlp, has_activation=True),
     "linear": _Entry(summary="linear classifier on any features", build=_linear),
 }

@@ -29,7 +29,7 @@ NOT_ACCOUNTED = (
     "verify them together (sluice verify RUN1 RUN2 ...).",
     "Side channels: how long training took, memory, power, or access to the machine while it ran.",
     "Test records. Test accuracy is computed on them without noise; they get no protection unless they are public.",
-    "The number of training records and which features they have, which are taken to be public.",
+    "The number of training records and which features and classes they have, which are taken to be public.",
     "Anything computed from the training records outside this run, such as hand-made vocabularies or normalisation.",
 )
 

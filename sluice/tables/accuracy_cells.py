@@ -11,7 +11,7 @@ from sluice.data import names as data_set_names
 from sluice.errors import InputError
 from sluice.methods import METHODS, dpsur, method_of
 from sluice.methods.reference import nearest
-from sluice.settings import TrainSettings, assignment, settings_from
+from sluice.settings import TrainSettings, assignment, epsilon_has_effect, settings_from
 from sluice.tables.accuracy_printed import DATASETS, has_printed_row
 
 ALL = "all"
@@ -227,7 +227,7 @@ def _cells_of_row(
     overrides: Mapping[str, Any],
     tag: str,
 ) -> dict[Cell, TrainSettings]:
-    no_heading = "epsilon" in method_of(method).unused
+    no_heading = "epsilon" in method_of(method).unused or not epsilon_has_effect(method, dataset)
     headings: Sequence[float | None] = [None] if no_heading else [float(epsilon) for epsilon in epsilons]
     full_variant = "-".join(filter(None, (variant, tag)))
     cells = {}

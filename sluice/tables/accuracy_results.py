@@ -54,7 +54,7 @@ def _differences(stored: Any, settings: TrainSettings) -> str:
     except InputError:
         return "of another version"
     now = settings.to_dict()
-    return ", ".join(name for name in names if _plain(then[name]) != _plain(now[name]))
+    return ", ".join(name for name in names if _plain(then.get(name)) != _plain(now.get(name)))
 
 
 def _plain(value: Any) -> Any:

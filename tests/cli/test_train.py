@@ -253,7 +253,12 @@ def test_tensorboard_gets_public_values_without_times(capsys):
 
 
 def test_holding_out_reports_the_held_out_part_only(capsys):
-    code, out, _ = run([*QUICK, "--hold-out", "0.2", "--json"], capsys)
+    arguments = [*QUICK, "--hold-out", "0.2", "--json"]
+    code, out, err = run(arguments, capsys)
+    assert code == 2
+    assert "evaluate_every=4 has no effect: held-out records are looked at once" in err
+    place = arguments.index("--evaluate-every")
+    code, out, _ = run([*arguments[:place], *arguments[place + 2 :]], capsys)
     result = json.loads(out)
     assert code == 0
     assert result["test_accuracy"] is None

@@ -5,11 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from sluice.data import TensorExamples, hold_out, standardised, to_float
+from sluice.data import TensorExamples, standardised, to_float
 from sluice.errors import InputError
 
 
@@ -59,38 +57,3 @@ def test_inputs_and_labels_must_be_equally_many() -> None:
 def test_standardising_uses_the_constants_of_imagenet() -> None:
     x = standardised(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten()
     torch.testing.assert_close(x, torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]))
-
-
-@given(st.integers(2, 200), st.floats(0.01, 0.99), st.integers(0, 2**32 - 1))
-def test_holding_out_puts_every_record_into_one_part(count: int, fraction: float, seed: int) -> None:
-    held_count = round(count * fraction)
-    if not 0 < held_count < count:
-        with pytest.raises(InputError, match="fraction="):
-            hold_out(examples(count), fraction, seed)
-        return
-    train, held = hold_out(examples(count), fraction, seed)
-    assert len(held) == held_count
-    assert sorted(train.labels.tolist() + held.labels.tolist()) == list(range(count))
-    again, _ = hold_out(examples(count), fraction, seed)
-    assert torch.equal(train.labels, again.labels)
-    x, y = train.batch(range(len(train)))
-    torch.testing.assert_close(x[:, 0, 0, 0] * 255, y.to(torch.float32))
-
-
-def test_the_seed_decides_and_stays_the_same_for_ever() -> None:
-    assert hold_out(examples(10), 0.3, 0)[1].labels.tolist() == [2, 4, 8]
-    assert hold_out(examples(10), 0.3, 1)[1].labels.tolist() != [2, 4, 8]
-
-
-def test_which_records_are_held_out_does_not_depend_on_what_they_hold() -> None:
-    other = TensorExamples(torch.full((50, 1), 9.0), torch.zeros(50), to_float)
-    marked = TensorExamples(torch.arange(50.0)[:, None], torch.arange(50) % 2, to_float)
-    assert len(hold_out(other, 0.2, 3)[1]) == len(hold_out(marked, 0.2, 3)[1]) == 10
-    rows = hold_out(marked, 0.2, 3)[1].inputs[:, 0]
-    assert rows.tolist() == hold_out(examples(50), 0.2, 3)[1].labels.tolist()
-
-
-@pytest.mark.parametrize("arguments", [(0.0, 1), (1.0, 1), (float("nan"), 1), (0.5, -1), (0.5, 1.5), (0.5, True)])
-def test_holding_out_refuses_wrong_arguments(arguments: Any) -> None:
-    with pytest.raises(InputError, match=r"fraction=|seed="):
-        hold_out(examples(10), *arguments)

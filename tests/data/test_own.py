@@ -33,7 +33,7 @@ def test_x_and_y_are_split_in_a_fixed_way(form: str, tmp_path: Path) -> None:
     path = save(tmp_path, form, x=X, y=Y)
     splits = load(str(path))
     assert (splits.name, splits.kind, splits.classes) == ("mine", "features", ("0", "1", "2"))
-    assert (len(splits.train), len(splits.test)) == (8, 2)
+    assert (len(splits.train), len(splits.test)) == (6, 4)
     both = torch.cat([splits.train.inputs, splits.test.inputs])
     np.testing.assert_array_equal(both[both[:, 0].argsort()].numpy(), X.astype(np.float32))
     assert torch.equal(load(path).test.inputs, splits.test.inputs)
@@ -75,7 +75,7 @@ def test_the_fingerprint_tells_data_apart(tmp_path: Path) -> None:
     ],
 )
 def test_shapes_and_types(x: np.ndarray, kind: Any, shape: Any, dtype: Any, tmp_path: Path) -> None:
-    splits = load(save(tmp_path, "npz", x=x, y=Y), kind=kind)
+    splits = load(save(tmp_path, "npz", x=x, y=Y), kind=kind, test_fraction=0)
     assert splits.train.input_shape == shape
     assert splits.train.batch([0])[0].dtype == dtype
 
@@ -192,7 +192,7 @@ def test_any_map_style_data_set_works() -> None:
     data = Pairs([(np.full((3, 4, 4), float(i)), i % 4) for i in range(20)])
     splits = load(data)
     assert (splits.name, splits.kind, splits.classes) == ("Pairs", "image", ("0", "1", "2", "3"))
-    assert (len(splits.train), len(splits.test), splits.fingerprint) == (16, 4, None)
+    assert (len(splits.train), len(splits.test), splits.fingerprint) == (18, 2, None)
     x, y = splits.train.batch([5, 0, 5])
     assert (x.shape, x.dtype, y.dtype) == ((3, 3, 4, 4), torch.float32, torch.int64)
     assert torch.equal(x[:, 0, 0, 0].long() % 4, y)
@@ -236,10 +236,38 @@ def test_data_sets_that_do_not_fit_are_refused(data: Any, part: str) -> None:
         load(data)
 
 
-def test_inputs_of_different_shapes_are_refused_when_read() -> None:
-    splits = load(Pairs([(torch.zeros(1), 0), (torch.zeros(2), 0)]), test_fraction=0)
-    with pytest.raises(DataError, match="cannot be stacked"):
-        splits.train.batch([0, 1])
+def test_inputs_of_different_shapes_are_refused_before_training() -> None:
+    with pytest.raises(
+        DataError, match=r"cannot be stacked.*record 1 of shape \(2,\) beside a record 0 of shape \(1,\)"
+    ):
+        load(Pairs([(torch.zeros(1), 0), (torch.zeros(2), 0)]), test_fraction=0)
+
+
+def test_the_number_of_classes_can_be_said_and_then_no_label_tells_it(tmp_path: Path) -> None:
+    path = save(tmp_path, "npz", x=X, y=Y)
+    assert load(path, classes=5).classes == ("0", "1", "2", "3", "4")
+    data = Pairs([(torch.full((2,), float(i)), i % 2) for i in range(20)])
+    assert len(load(data, classes=4).classes) == 4
+    for source in (path, Pairs([(torch.zeros(2), 2)])):
+        with pytest.raises(DataError, match="labels up to 2, which classes=2 does not allow"):
+            load(source, classes=2, test_fraction=0)
+    data.classes = ["only"]  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="labels up to 1, which classes=1"):
+        load(data)
+    for wrong in (0, 1, 2.5, 65_537):
+        with pytest.raises(InputError, match=f"classes={wrong}"):
+            load(path, classes=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="classes are for your own data"):
+        load("digits", classes=10)
+
+
+def test_word_ids_beyond_the_vocabulary_are_refused_before_training(tmp_path: Path) -> None:
+    path = save(tmp_path, "npz", x=(X * 1000).astype(np.int64), y=Y)
+    with pytest.raises(DataError, match="word ids from 0 to 19999"):
+        load(path, kind="text")
+    assert int(load(path, kind="text", vocabulary=39_001, test_fraction=0).train.inputs.max()) == 39_000
+    with pytest.raises(InputError, match="vocabulary"):
+        load(path, vocabulary=39_001)
 
 
 def test_streams_are_refused() -> None:

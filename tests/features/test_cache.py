@@ -73,7 +73,7 @@ def test_everything_that_matters_makes_another_file(folder, images, computations
     scattering_features(images.transpose(1, 2).contiguous())
     scattering_features(images.flip(0))
     scattering_features(images[:19])
-    monkeypatch.setattr(cache, "TRANSFORM_VERSION", 2)
+    monkeypatch.setattr(cache, "TRANSFORM_VERSION", cache.TRANSFORM_VERSION + 1)
     scattering_features(images)
     assert len(computations) == len(list(folder.iterdir())) == 7
 
@@ -131,8 +131,10 @@ def test_an_interrupted_computation_leaves_nothing(folder, images, monkeypatch):
 
 
 def test_others_cannot_read_the_file(folder, images):
+    folder.mkdir(mode=0o755)
     scattering_features(images)
     assert only_file(folder).stat().st_mode & 0o077 == 0
+    assert folder.stat().st_mode & 0o077 == 0  # names are hashes of the images
 
 
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path, images, monkeypatch):

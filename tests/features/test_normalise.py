@@ -45,6 +45,13 @@ class TestGroupNormalisation:
         assert torch.equal(found[[0, 2]], expected[[0, 2]])
         assert found[1].isnan().sum() == 3 * 49
 
+    @pytest.mark.parametrize("shape", [(81, 1, 1), (81, 2, 2), (81, 7, 7), (243, 8, 8)])
+    def test_place_and_neighbours_change_no_bit(self, shape):
+        features = torch.rand(70, *shape, generator=torch.Generator().manual_seed(0)).half()
+        together = GroupNormalisation()(features)
+        for count in (1, 2, 3, 17, 64, 69):
+            assert torch.equal(GroupNormalisation()(features[-count:]), together[-count:])
+
     def test_scaling_the_orders_moves_the_group_of_order_0_only(self):
         features = random_features(2) + 1e-2
         plain, scaled = GroupNormalisation()(features), GroupNormalisation(order_scale=0.25)(features)

@@ -130,6 +130,17 @@ class TestBatches:
         for count in (1, 7, 63, 65):
             assert torch.equal(self.transform(images[:count]), expected[:count])
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize(("height", "width"), [(4, 4), (5, 9), (8, 8), (29, 30), (32, 32)])
+    def test_place_and_neighbours_change_no_bit(self, height, width, dtype):
+        transform = Scattering(height=height, width=width, dtype=dtype)
+        images = random_images(100, height, width, dtype=dtype)
+        alone = transform(images[:1])
+        for place, count in [(0, 2), (14, 15), (15, 16), (30, 31), (63, 64), (79, 80), (95, 96), (96, 97), (3, 100)]:
+            others = images[torch.randperm(100, generator=torch.Generator().manual_seed(place))][:count].clone()
+            others[place] = images[0]
+            assert torch.equal(transform(others)[place], alone[0])
+
     @pytest.mark.parametrize("chunk_size", [1, 5, 64, 1000])
     def test_chunks_do_not_matter(self, chunk_size):
         images = random_images(70, 28, 28)

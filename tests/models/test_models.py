@@ -13,6 +13,7 @@ from sluice.models import (
     MeanEmbedding,
     TemperedSigmoid,
     Tempering,
+    activation_of,
     create_activation,
     create_model,
     describe_models,
@@ -27,6 +28,7 @@ MODELS = {
     "bilstm": ("bilstm", (80,), 2, 2_021_202),
     "embedding": ("embedding", (80,), 2, 20_000 * 32 + 32 * 2 + 2),
     "bag of words": ("bag-of-words", (10_000,), 2, 20_002),
+    "mlp": ("mlp", (1, 8, 8), 10, 4_810),
     "linear": ("linear", (1, 8, 8), 10, 650),
 }
 
@@ -93,12 +95,21 @@ def test_other_image_sizes_work(name, shape):
 
 
 @pytest.mark.parametrize(("activation", "kind"), [("tanh", nn.Tanh), ("relu", nn.ReLU), (Tempering(), TemperedSigmoid)])
-@pytest.mark.parametrize("case", ["grey pixels", "colour pixels", "grey scattering", "colour scattering", "bilstm"])
+@pytest.mark.parametrize(
+    "case", ["grey pixels", "colour pixels", "grey scattering", "colour scattering", "bilstm", "mlp"]
+)
 def test_the_activation_is_used_everywhere(case, activation, kind):
     name, shape, classes, _ = MODELS[case]
     modules = list(create_model(name, shape, classes, activation).modules())
     used = [module for module in modules if isinstance(module, nn.Tanh | nn.ReLU | TemperedSigmoid)]
-    expected = {"grey pixels": 3, "colour pixels": 7, "grey scattering": 3, "colour scattering": 2, "bilstm": 2}[case]
+    expected = {
+        "grey pixels": 3,
+        "colour pixels": 7,
+        "grey scattering": 3,
+        "colour scattering": 2,
+        "bilstm": 2,
+        "mlp": 1,
+    }[case]
     assert len(used) == expected
     assert all(isinstance(module, kind) for module in used)
     assert len(set(map(id, used))) == expected
@@ -175,6 +186,14 @@ def test_vocabulary_is_only_for_models_that_read_ids():
         create_model("linear", (80,), 2, vocabulary=100)
     with pytest.raises(InputError, match="vocabulary=0"):
         create_model("bilstm", (80,), 2, vocabulary=0)
+
+
+def test_the_activation_of_a_model_is_known_before_it_is_made():
+    assert activation_of("mlp") == "tanh"
+    assert activation_of("mlp", "relu") == "relu"
+    assert activation_of("linear") is None
+    with pytest.raises(InputError, match="model='resnet'"):
+        activation_of("resnet")
 
 
 def test_every_model_is_described():
