@@ -191,7 +191,7 @@ def test_a_signal_on_a_real_process(tmp_path, sent):
 
 
 def burn_attempts(patch: pytest.MonkeyPatch) -> None:
-    original_attempt, original_begin = Releaser._try_once, ClippingBiasGate.begin
+    original_attempt, original_begin = Releaser._attempt_passes, ClippingBiasGate.begin
 
     def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
         original_begin(self, *args, **options)
@@ -205,7 +205,7 @@ def burn_attempts(patch: pytest.MonkeyPatch) -> None:
         self.noise.load_state_dict(state)
         return original_attempt(self, loss)
 
-    patch.setattr(Releaser, "_try_once", attempt)
+    patch.setattr(Releaser, "_attempt_passes", attempt)
 
 
 def test_more_rejected_attempts_change_nothing_that_is_shown_or_public(capsys, monkeypatch, tmp_path):
