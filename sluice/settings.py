@@ -50,8 +50,9 @@ class TrainSettings:
         max_grad_norm: the most that a record's weighted gradient measures [C].
         scaling, scaling_bound: the rule from norms to weights; the bound is S for "global", gamma for "normalise".
         gate: "clipping-bias", "coin" or "none"; None takes the method's own.
-        beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay, max_attempts: of the
-            clipping-bias gate; noise that is None is chosen by calibration.
+        beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay: of the clipping-bias gate; noise
+            that is None is chosen by calibration.
+        max_attempts: a gate gives up on a release after so many; the method "dpsur" ends the run after so many in all.
         hidden_reference: compare with the un-noised metric of the last release, as the DPSR-CG paper does. Nothing is
             proved then, so there is no epsilon to calibrate to: ``noise_multiplier`` has to be given.
         coin_probability: of the coin gate; None takes the clipping-bias gate's acceptance at a difference of zero.
@@ -202,8 +203,10 @@ def default_settings(dataset: str, *, method: str = "dpsr-cg", epsilon: float = 
     return TrainSettings(**_defaults(dataset, method, epsilon))
 
 
-def _defaults(dataset: str, method: str, epsilon: float) -> dict[str, Any]:
-    return {**method_of(method).defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
+def _defaults(dataset: str, method: str, epsilon: float, account: Any = None) -> dict[str, Any]:
+    chosen = method_of(method)
+    defaults = chosen.claimed_defaults if account == "claimed" and chosen.claimed_defaults else chosen.defaults
+    return {**defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
 
 
 def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> TrainSettings:
@@ -218,17 +221,19 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
     kinds = get_type_hints(TrainSettings)
     chosen = {name: value if name == "options" else _typed(name, value, kinds[name]) for name, value in chosen.items()}
     dataset = chosen.get("dataset", "digits")
-    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0))
+    options = chosen.get("options", {})
+    account = options.get("account") if isinstance(options, Mapping) else None
+    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0), account)
     if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
         chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
     if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
         chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
     if chosen.get("model") in _WITHOUT_ACTIVATION:
         defaults.pop("activation", None)
-    if isinstance(chosen.get("options", {}), Mapping):
-        chosen["options"] = {**defaults.get("options", {}), **chosen.get("options", {})}
+    if isinstance(options, Mapping):
+        chosen["options"] = {**defaults.get("options", {}), **options}
     settings = TrainSettings(**{**defaults, **chosen})
-    _require_effect(settings, overrides)
+    _require_effect(settings, overrides, epsilon_names_row="noise_multiplier" in defaults)
     return settings
 
 
@@ -258,12 +263,13 @@ def _require_known(chosen: Mapping[str, Any]) -> None:
         raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(_NAMES))}.")
 
 
-def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> None:
+def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any], *, epsilon_names_row: bool) -> None:
+    """Refuse overrides that change nothing. Epsilon may name a row of settings with noise of their own."""
     method = method_of(settings.method)
     useless: dict[str, str] = dict(method.unused)
     if settings.chosen_gate != "clipping-bias":
         useless |= dict.fromkeys(_BIAS_GATE_ONLY, "only the gate 'clipping-bias' has it")
-    if settings.chosen_gate == "none":
+    if settings.chosen_gate == "none" and not method.counts_attempts:
         useless["max_attempts"] = "only gates make attempts"
     if settings.chosen_gate != "coin":
         useless["coin_probability"] = "only the gate 'coin' has it"
@@ -271,7 +277,7 @@ def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> No
         useless["momentum"] = "only the optimizer 'sgd' has it"
     if settings.scaling == "clip":
         useless["scaling_bound"] = "the scaling 'clip' has none"
-    if settings.noise_multiplier is not None and not method.epsilon_is_claimed:
+    if settings.noise_multiplier is not None and not epsilon_names_row:
         useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
     for name in overrides:
         if name in useless:

@@ -32,7 +32,7 @@ Array = np.ndarray
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
-_LARGEST_LOSS = 700.0
+LARGEST_LOSS = 700.0
 _SMALLEST_TAIL = 1e-300
 _LOWER_TAIL = 1e-20
 
@@ -57,7 +57,7 @@ class _Epsilons:
     @classmethod
     def of(cls, epsilons: Array, direction: Direction) -> _Epsilons:
         sign = 1.0 if direction == "remove" else -1.0
-        return cls(k=np.exp(epsilons), growth=np.expm1(np.minimum(sign * epsilons, _LARGEST_LOSS)))
+        return cls(k=np.exp(epsilons), growth=np.expm1(np.minimum(sign * epsilons, LARGEST_LOSS)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class _Release:
 def loss_range(event: SelectiveReleaseDpEvent, direction: Direction, *, upper_tail: float) -> tuple[float, float]:
     """The losses between which a grid has to reach."""
     low, high = _Release.of(event, direction).range(upper_tail)
-    return max(low, -_LARGEST_LOSS), min(high, _LARGEST_LOSS)
+    return max(low, -LARGEST_LOSS), min(high, LARGEST_LOSS)
 
 
 def hockey_stick_bound(event: SelectiveReleaseDpEvent, direction: Direction, epsilons: Array, *, pieces: int) -> Array:
@@ -122,6 +122,13 @@ def hockey_stick_bound(event: SelectiveReleaseDpEvent, direction: Direction, eps
     """
     first, second = _envelope(_Release.of(event, direction), np.asarray(epsilons, dtype=float), pieces)
     return np.clip(first - second, 0.0, 1.0)
+
+
+def sampled_gaussian_tails(
+    event: SelectiveReleaseDpEvent, direction: Direction, epsilons: Array
+) -> tuple[Array, Array]:
+    """``A(k)`` and ``k B(k)`` of a release without a gate. Epsilons beyond the largest loss count as that."""
+    return _envelope(_Release.of(event, direction), np.clip(epsilons, -LARGEST_LOSS, LARGEST_LOSS), pieces=1)
 
 
 def loss_distribution(
@@ -136,10 +143,10 @@ def loss_distribution(
     first, last = math.floor(low / spacing), math.ceil(high / spacing)
     epsilons = np.arange(first, last + 1) * spacing
     above, scaled = _envelope(_Release.of(event, direction), epsilons, pieces)
-    return _connect_the_dots(spacing, first, above, scaled)
+    return connect_the_dots(spacing, first, above, scaled)
 
 
-def _connect_the_dots(spacing: float, first: int, above: Array, scaled: Array) -> LossDistribution:
+def connect_the_dots(spacing: float, first: int, above: Array, scaled: Array) -> LossDistribution:
     """Split the mass between grid points i and i+1 so that the masses of both distributions are kept."""
     above = np.minimum.accumulate(np.clip(above, 0.0, 1.0))
     between = above[:-1] - above[1:]

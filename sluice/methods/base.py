@@ -32,7 +32,8 @@ class Method:
         gate: the gate that it has unless told otherwise.
         unused: settings that it does not read, each with the reason.
         target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
-        epsilon_is_claimed: whether the setting epsilon only names the row of its authors' settings.
+        claimed_defaults: in place of ``defaults`` where the option ``account`` is "claimed".
+        counts_attempts: whether it reads max_attempts though it has no gate.
     """
 
     name: str
@@ -47,4 +48,5 @@ class Method:
     target: Callable[[TrainSettings], float | None] = lambda settings: (
         settings.epsilon if settings.noise_multiplier is None else None
     )
-    epsilon_is_claimed: bool = False
+    claimed_defaults: Callable[[str, float], Mapping[str, Any]] | None = None
+    counts_attempts: bool = False
