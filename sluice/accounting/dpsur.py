@@ -45,6 +45,8 @@ DpsurReading = Literal["table", "code"]
 
 #: The test's noise lies on a grid finer than this many standard deviations, so that a tail may begin so much earlier.
 _GRID = 2.0**-29
+#: The probability with which one release may need more attempts than it is allowed.
+_NEXT_TO_NONE = 1e-12
 #: A test that accepts less often is a mistake in the settings.
 _RAREST_ACCEPTANCE = 1e-3
 #: Beyond this the data decide alone and nothing is proved by releases.
@@ -197,17 +199,26 @@ def enough_attempts(mechanism: Dpsur, *, releases: int) -> int:
     rate = float(ndtr(mechanism.beta / (2 * mechanism.validation_noise)))
     if rate < _RAREST_ACCEPTANCE:
         raise InputError(
-            f"threshold={mechanism.beta} is not allowed with validation_noise={mechanism.validation_noise}: a candidate "
-            f"that leaves the loss as it is would be accepted with probability {rate:.1g}, and the run would hardly ever "
-            "end. Raise the threshold (its authors' is -1) or the validation noise."
+            f"threshold={mechanism.beta} and validation_noise={mechanism.validation_noise} are not allowed together: a "
+            f"candidate that leaves the loss as it is would be accepted with probability {rate:.1g}, and the run would hardly "
+            "ever end. Raise one of them (DPSUR's authors use -1 and 0.8 to 1.3)."
         )
     return releases + int(nbinom.ppf(0.99, releases, rate))
+
+
+def most_attempts_at_once(mechanism: Dpsur) -> float:
+    """So many attempts one release of a capped run may make: next to no release needs more, whatever the data."""
+    least = math.exp(mechanism.log_acceptance_min)
+    if least in (0.0, 1.0):
+        return 1.0 if least else math.inf
+    return float(math.ceil(math.log(_NEXT_TO_NONE) / math.log1p(-least)))
 
 
 def give_up_probability(mechanism: Dpsur, *, releases: int, max_attempts: int) -> float:
     """A bound on the probability that ``max_attempts`` do not suffice for ``releases``, whatever the data."""
     validate.positive_integer(releases=releases, max_attempts=max_attempts)
-    return float(binom.cdf(releases - 1, max_attempts, math.exp(mechanism.log_acceptance_min)))
+    in_all = float(binom.cdf(releases - 1, max_attempts, math.exp(mechanism.log_acceptance_min)))
+    return min(1.0, in_all + releases * _NEXT_TO_NONE)
 
 
 def _selection(mechanism: Dpsur) -> SelfSelection:

@@ -42,10 +42,12 @@ from sluice.accounting.dpsur import (
     claimed_dpsur_account,
     enough_attempts,
     give_up_probability,
+    most_attempts_at_once,
     paper_dpsur_account,
 )
 from sluice.accounting.paper import CLAIMED_LABEL
 from sluice.accounting.search import smallest_reaching
+from sluice.attempt import RAREST_USEFUL_ATTEMPT
 from sluice.errors import InputError
 from sluice.methods.base import Method
 from sluice.methods.reference import NOISE, nearest, scattering_settings
@@ -53,6 +55,7 @@ from sluice.noise import noisy_sum
 from sluice.planning import scaling_rule
 from sluice.procedure import Draft, Procedure
 from sluice.promise import Claim, Promise
+from sluice.release import GaveUpError
 from sluice.sampling import PoissonSampler, exact_sample_rate
 from sluice.scaling import ScalingRule, scaling_from_dict
 from sluice.workbench import Loss, Workbench
@@ -214,25 +217,41 @@ class DpsurMechanism(Promise):
         return cls(**{**given, "scaling": scaling_from_dict(data["scaling"])})
 
 
-class SelectiveUpdates(Procedure[dict[str, Tensor]]):
-    """Makes candidates until one is accepted.
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """A candidate that passed the test, and how many attempts it took. The number is sensitive."""
+
+    gradient: dict[str, Tensor]
+    attempts: int
+
+
+class SelectiveUpdates(Procedure[Accepted]):
+    """Makes candidates until one is accepted, or the run has used up its attempts.
 
     Guarantee:
-        What is applied has the law that docs/accounting.md, section 8.1, describes. A candidate is tried out and put back,
-        so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state are bit
-        for bit as before.
+        What is applied has the law that docs/accounting.md, sections 8.1 and 8.4, describe. A candidate is tried out and
+        put back, so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state
+        are bit for bit as before. Whatever is shown depends on at most ``max_attempts`` attempts; those of a release that
+        was lost are not known and count as the most that one release may make.
     """
 
     def __init__(self, promise: DpsurMechanism, bench: Workbench) -> None:
         super().__init__(releases=promise.releases, bench=bench)
         self._promise = promise
+        self._attempts = 0
+        self._most_at_once = most_attempts_at_once(promise.release)
+        if promise.max_attempts is None and math.exp(promise.release.log_acceptance_max) < RAREST_USEFUL_ATTEMPT:
+            raise InputError(
+                f"threshold={promise.threshold} is not allowed without max_attempts: no candidate would ever be accepted. "
+                "Raise it, or set max_attempts."
+            )
         size = bench.dataset_size
         self._batches = PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=bench.noise)
         self._tests = PoissonSampler(dataset_size=size, sample_rate=promise.validation_rate, source=bench.noise)
 
-    def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
+    def prepare(self, loss: Loss) -> Draft[Accepted]:
         attempts = measured = 0
-        while True:
+        while attempts < self._attempts_left:
             attempts += 1
             indices = self._batches.sample()
             measured += len(indices)
@@ -243,10 +262,30 @@ class SelectiveUpdates(Procedure[dict[str, Tensor]]):
                 self.bench.updates.step(candidate)
                 raw_change = self._raw_change(raw_before, self.bench.raw_losses(tested, loss))
             if self._passes(raw_change):
-                return Draft(content=candidate, attempts=attempts, measured=measured, metric=raw_change)
+                accepted = Accepted(gradient=candidate, attempts=attempts)
+                return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
+        raise GaveUpError(
+            f"the run used up its attempts (max_attempts={self._promise.max_attempts}) at release {self.spent + 1} and stops "
+            "here. What was released so far stands and is accounted for."
+        )
 
-    def apply(self, content: dict[str, Tensor]) -> None:
-        self.bench.apply(content)
+    def apply(self, content: Accepted) -> None:
+        self._attempts += content.attempts
+        self.bench.apply(content.gradient)
+
+    @property
+    def _attempts_left(self) -> float:
+        """How many attempts the next release may make."""
+        if self._promise.max_attempts is None:
+            return math.inf
+        left = self._promise.max_attempts - self._attempts - self.lost * self._most_at_once
+        return min(left, self._most_at_once)
+
+    def own_state(self) -> dict[str, Any]:
+        return {"attempts": self._attempts}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._attempts = state.get("attempts", 0)  # runs of earlier versions have no cap and count none
 
     def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
         scaling, raw_sum = self._promise.scaling, self.bench.raw_sum()

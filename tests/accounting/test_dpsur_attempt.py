@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import dp_accounting as dpa
@@ -180,9 +180,7 @@ def test_the_grid_never_lowers_the_curve(direction):
             assert bound - 1e-12 <= rounded <= bound + 0.01
 
 
-def sequence_laws(
-    first: Attempt, second: Callable[[int], Attempt], *, max_attempts: int
-) -> tuple[np.ndarray, np.ndarray]:
+def sequence_laws(first: Attempt, second: Sequence[Attempt], *, max_attempts: int) -> tuple[np.ndarray, np.ndarray]:
     """All that a run of two releases shows: no candidate, one, or two; what the second is tested by depends on the first."""
     laws = []
     for index in (0, 1):
@@ -190,7 +188,7 @@ def sequence_laws(
         none = [rejected**max_attempts]
         parts = [np.array(none)]
         for position, mass in enumerate(kept):
-            *later, rejected_later = second(position).laws[index]
+            *later, rejected_later = second[position].laws[index]
             waits = range(1, max_attempts + 1)
             gave_up = sum(rejected ** (wait - 1) * rejected_later ** (max_attempts - wait) for wait in waits)
             both = sum(
@@ -227,8 +225,8 @@ def test_a_capped_run_costs_no_more_than_all_of_its_attempts(max_attempts):
     for direction, tuned, bet in itertools.product(DIRECTIONS, (0.0, 0.3, 0.8), (False, True)):
         first = attempt(direction, tuned, bet)
         choices = [attempt(direction, tuned, choice) for choice in (False, True)]
-        middle = len(first.step) // 2
-        laws = sequence_laws(first, lambda position: choices[position > middle], max_attempts=max_attempts)
+        second = [choices[position > len(first.step) // 2] for position in range(len(first.step))]
+        laws = sequence_laws(first, second, max_attempts=max_attempts)
         assert laws[0].sum() == pytest.approx(1.0)
         for epsilon, bound, unpaid in zip(epsilons, bounds, too_small, strict=True):
             exact = hockey_stick(laws, direction, epsilon)
