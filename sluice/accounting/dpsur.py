@@ -206,12 +206,10 @@ def enough_attempts(mechanism: Dpsur, *, releases: int) -> int:
     return releases + int(nbinom.ppf(0.99, releases, rate))
 
 
-def most_attempts_at_once(mechanism: Dpsur) -> float:
+def most_attempts_at_once(mechanism: Dpsur) -> int:
     """So many attempts one release of a capped run may make: next to no release needs more, whatever the data."""
-    least = math.exp(mechanism.log_acceptance_min)
-    if least in (0.0, 1.0):
-        return 1.0 if least else math.inf
-    return float(math.ceil(math.log(_NEXT_TO_NONE) / math.log1p(-least)))
+    rejection = float(log_ndtr(-mechanism.acceptance_arguments[0]))  # -0.0 where the data decide alone
+    return math.ceil(math.log(_NEXT_TO_NONE) / min(rejection, -1e-15))
 
 
 def give_up_probability(mechanism: Dpsur, *, releases: int, max_attempts: int) -> float:

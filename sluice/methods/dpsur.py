@@ -179,14 +179,14 @@ class DpsurMechanism(Promise):
         )
 
     def theorem(self, accountant: str) -> str:
-        by_releases = "bound for a release that is selected by its own value: sections 8.2 and 8.3 (Renyi divergence)"
-        if self.max_attempts is None:
-            return f"docs/accounting.md, composed adaptively; {by_releases}"
-        how = {"pld": "privacy-loss distributions", "rdp": "Renyi divergence"}[accountant]
-        return (
-            f"docs/accounting.md, composed adaptively; bound for each of max_attempts={self.max_attempts} attempts, "
-            f"accepted or not: section 8.4 ({how}); or, where it is smaller, {by_releases}"
-        )
+        what, where = "a release that is selected by its own value", "sections 8.2 and 8.3 (Renyi divergence)"
+        if self.max_attempts is not None:
+            how = {"pld": "privacy-loss distributions", "rdp": "Renyi divergence"}[accountant]
+            what = (
+                f"each of at most {self.max_attempts} attempts, accepted or not (or, where it is smaller, for {what})"
+            )
+            where = f"section 8.4 ({how}; {where})"
+        return f"Bound for {what}, composed adaptively: docs/accounting.md, {where}"
 
     @property
     def sampling(self) -> Mapping[str, Any]:
@@ -206,7 +206,10 @@ class DpsurMechanism(Promise):
         return SelectiveUpdates(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
+        data = {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
+        if self.max_attempts is None:
+            del data["max_attempts"]  # a ledger of an earlier version is written back as it was
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DpsurMechanism:
@@ -347,7 +350,7 @@ def plan(settings: TrainSettings, dataset_size: int) -> DpsurMechanism:
     if math.isinf(proved(_LARGEST_NOISE)):
         raise InputError(
             f"validation_noise={options.validation_noise} is not allowed: it is so small that the test alone tells "
-            f"whether a record is there, and no finite epsilon is proved. Use more (its authors use 0.8 to 1.3)."
+            "whether a record is there, and no finite epsilon is proved. Use more (its authors use 0.8 to 1.3)."
         )
     if settings.noise_multiplier is not None:
         return capped(settings.noise_multiplier)
@@ -412,7 +415,7 @@ def claimed_defaults(dataset: str, epsilon: float) -> dict[str, Any]:
 METHOD = Method(
     name="dpsur",
     summary="an update is kept if it lowers the loss on a validation batch, judged with noise",
-    proves="epsilon (PLD); its authors' and the paper's figures are claimed",
+    proves="epsilon (PLD, RDP); its authors' and the paper's figures are claimed",
     promise=DpsurMechanism,
     plan=plan,
     defaults=defaults,

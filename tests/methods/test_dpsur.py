@@ -221,7 +221,7 @@ def test_a_resumed_run_gets_no_fresh_attempts(monkeypatch):
 
 def test_a_lost_release_is_charged_with_the_most_that_it_can_have_tried(monkeypatch):
     promise = mechanism(validation_noise=1.0, max_attempts=200)
-    most = int(most_attempts_at_once(promise.release))
+    most = most_attempts_at_once(promise.release)
     assert 100 < most < 200
     engine, _, _ = run(promise)
     state = engine.state_dict()
@@ -253,6 +253,7 @@ def test_a_ledger_without_a_cap_is_read_as_before():
     old = {name: value for name, value in mechanism().to_dict().items() if name != "max_attempts"}
     promise = DpsurMechanism.from_dict(old)
     assert promise.max_attempts is None
+    assert promise.to_dict() == old, "a run that was begun with it could not be resumed"
     assert promise.accountants == ("rdp",)
     assert promise.epsilon_after(0, delta=1e-5, accountant="rdp") == 0
     capped = replace(promise, max_attempts=9)
