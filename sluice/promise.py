@@ -37,18 +37,21 @@ class Promise(ABC):
 
     Attributes:
         kind: its name in a ledger.
-        accountants: the sound accountants that can read it, the tightest first.
         claims_beside_proof: whether claims are listed even where an epsilon is proved.
         releases: how many updates are released at most.
         preparation: noise multipliers of Gaussian releases made before training from the same records.
     """
 
     kind: ClassVar[str]
-    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
     claims_beside_proof: ClassVar[bool] = False
 
     releases: int
     preparation: tuple[float, ...] = ()
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """The sound accountants that can read it, the tightest first."""
+        return ("pld", "rdp")
 
     @property
     @abstractmethod

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class GaveUpError(SluiceError):
-    """A release used up its attempts. The run stops; its probability was charged to delta beforehand."""
+    """A release, or a run, used up its attempts. The run stops; what that tells was charged beforehand."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,9 @@ class TrainSettings:
         max_grad_norm: the most that a record's weighted gradient measures [C].
         scaling, scaling_bound: the rule from norms to weights; the bound is S for "global", gamma for "normalise".
         gate: "clipping-bias", "coin" or "none"; None takes the method's own.
-        beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay, max_attempts: of the
-            clipping-bias gate; noise that is None is chosen by calibration.
+        beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay: of the clipping-bias gate; noise
+            that is None is chosen by calibration.
+        max_attempts: a gate gives up on a release after so many; the method "dpsur" ends the run after so many in all.
         hidden_reference: compare with the un-noised metric of the last release, as the DPSR-CG paper does. Nothing is
             proved then, so there is no epsilon to calibrate to: ``noise_multiplier`` has to be given.
         coin_probability: of the coin gate; None takes the clipping-bias gate's acceptance at a difference of zero.
@@ -210,8 +211,10 @@ def default_settings(dataset: str, *, method: str = "dpsr-cg", epsilon: float = 
     return TrainSettings(**_defaults(dataset, method, epsilon))
 
 
-def _defaults(dataset: str, method: str, epsilon: float) -> dict[str, Any]:
-    return {**method_of(method).defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
+def _defaults(dataset: str, method: str, epsilon: float, account: Any = None) -> dict[str, Any]:
+    chosen = method_of(method)
+    defaults = chosen.claimed_defaults if account == "claimed" and chosen.claimed_defaults else chosen.defaults
+    return {**defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
 
 
 def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> TrainSettings:
@@ -226,17 +229,19 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
     kinds = get_type_hints(TrainSettings)
     chosen = {name: value if name == "options" else _typed(name, value, kinds[name]) for name, value in chosen.items()}
     dataset = chosen.get("dataset", "digits")
-    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0))
+    options = chosen.get("options", {})
+    account = options.get("account") if isinstance(options, Mapping) else None
+    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0), account)
     if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
         chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
     if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
         chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
     if chosen.get("model") in model_names() and activation_of(chosen["model"]) is None:
         defaults.pop("activation", None)
-    if isinstance(chosen.get("options", {}), Mapping):
-        chosen["options"] = {**defaults.get("options", {}), **chosen.get("options", {})}
+    if isinstance(options, Mapping):
+        chosen["options"] = {**defaults.get("options", {}), **options}
     settings = TrainSettings(**{**defaults, **chosen})
-    _require_effect(settings, overrides)
+    _require_effect(settings, overrides, epsilon_names_row="noise_multiplier" in defaults)
     refusal = method_of(settings.method).refuses(settings)
     if refusal is not None:
         raise InputError(refusal)
@@ -245,10 +250,8 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
 
 def epsilon_has_effect(method: str, dataset: str) -> bool:
     """Whether epsilon shapes a run: where it only picks a row of published settings, the data set must have rows."""
-    if not method_of(method).epsilon_is_claimed:
-        return True
     rows = [method_of(method).defaults(dataset, epsilon) for epsilon in EPSILONS]
-    return any(row != rows[0] for row in rows)
+    return "noise_multiplier" not in rows[0] or any(row != rows[0] for row in rows)
 
 
 def assignment(item: str, *, argument: str) -> tuple[str, Any]:
@@ -277,8 +280,9 @@ def _require_known(chosen: Mapping[str, Any]) -> None:
         raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(_NAMES))}.")
 
 
-def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> None:
-    useless = _without_effect(settings)
+def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any], *, epsilon_names_row: bool) -> None:
+    """Refuse overrides that change nothing. Epsilon may name a row of settings with noise of their own."""
+    useless = _without_effect(settings, epsilon_names_row=epsilon_names_row)
     for name in overrides:
         if name in useless:
             raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
@@ -289,7 +293,7 @@ def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any]) -> No
             raise InputError(f"option {name}={value} has no effect: {useless_options[name]}. Leave it out.")
 
 
-def _without_effect(settings: TrainSettings) -> dict[str, str]:
+def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict[str, str]:
     """The settings that nothing reads beside these others, each with the reason."""
     method = method_of(settings.method)
     useless: dict[str, str] = dict(method.unused)
@@ -299,7 +303,7 @@ def _without_effect(settings: TrainSettings) -> dict[str, str]:
         useless |= dict.fromkeys(("reference_noise", "reference_decay"), "a hidden reference is the plain last value")
     if settings.chosen_gate == "coin" and settings.coin_probability is None:
         del useless["beta"]  # the coin falls as often as the other gate would accept
-    if settings.chosen_gate == "none":
+    if settings.chosen_gate == "none" and not method.counts_attempts:
         useless["max_attempts"] = "only gates make attempts"
     if settings.chosen_gate != "coin":
         useless["coin_probability"] = "only the gate 'coin' has it"
@@ -309,7 +313,7 @@ def _without_effect(settings: TrainSettings) -> dict[str, str]:
         useless["scaling_bound"] = "the scaling 'clip' has none"
     if settings.hold_out:
         useless["evaluate_every"] = "held-out records are looked at once, at the end"
-    if settings.noise_multiplier is not None and not method.epsilon_is_claimed:
+    if settings.noise_multiplier is not None and not epsilon_names_row:
         useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
     if not epsilon_has_effect(settings.method, settings.dataset):
         useless["epsilon"] = "it only picks a row of published settings, and there is none for this data set"

@@ -2,12 +2,13 @@
 
 One release of DPSUR: draw a Poisson batch, make the noisy step ``w``, draw a second Poisson batch for validation, and
 keep ``w`` when ``clip(loss change, -C_v, C_v) + N(0, (2 C_v sigma_v)^2) < beta C_v``; otherwise forget it and start
-again. Three accounts of it are offered, and docs/accounting.md, section 8, derives the third:
+again. Four accounts of it are offered, and docs/accounting.md, section 8, derives the last two:
 
 - ``claimed``: its authors' own, a sampled Gaussian for the step and one for the test, nothing for the selection;
 - ``claimed (paper)``: the DPSR-CG paper's, the sampling rate inflated by ``rho``, nothing for the test;
-- ``provable``: the released law is ``f(w) a(w) / Z``, with ``a`` the probability of acceptance given ``w``, and the
-  bounds here hold for every ``a`` that the gate's own noise and clipping allow.
+- by releases: the released law is ``f(w) a(w) / Z``, with ``a`` the probability of acceptance given ``w``, and the
+  bounds here hold for every ``a`` that the gate's own noise and clipping allow;
+- by attempts: each of them is charged, accepted or not, up to a public cap on their number. Far smaller in practice.
 
 The bounds are for the algorithm as its paper prints it: both losses on the *same* fresh validation batch, the step
 divided by a public constant, and the optimizer's state restored on rejection. The published code compares with a
@@ -25,8 +26,8 @@ from typing import Literal, get_args
 import attr
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting import rdp
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import binom, nbinom
 
 from sluice import validate
 from sluice.accounting.dpsur_bound import SelfSelection
@@ -35,7 +36,6 @@ from sluice.accounting.paper import (
     CLASSICAL_ORDERS,
     ClaimedAccount,
     claimed_sample_rate,
-    classical_renyi,
     tail_ratio,
 )
 from sluice.accounting.selective_rdp import renyi_divergences
@@ -43,6 +43,14 @@ from sluice.errors import InputError
 
 DpsurReading = Literal["table", "code"]
 
+#: The test's noise lies on a grid finer than this many standard deviations, so that a tail may begin so much earlier.
+_GRID = 2.0**-29
+#: The probability with which one release may need more attempts than it is allowed.
+_NEXT_TO_NONE = 1e-12
+#: A test that accepts less often is a mistake in the settings.
+_RAREST_ACCEPTANCE = 1e-3
+#: Beyond this the data decide alone and nothing is proved by releases.
+_LARGEST_LOG_SPREAD = 300.0
 #: Orders outside are left out, which only loosens the bound: the best one is far inside.
 _USEFUL_ORDERS = (1.1, 512.0)
 
@@ -71,17 +79,24 @@ class Dpsur:
         validate.finite(beta=self.beta)
 
     @property
+    def acceptance_arguments(self) -> tuple[float, float]:
+        """The smallest and the largest acceptance are the normal distribution function at these two."""
+        std = 2 * self.validation_noise
+        return (self.beta - 1) / std - _GRID, (self.beta + 1) / std + _GRID
+
+    @property
     def log_acceptance_min(self) -> float:
-        return float(log_ndtr((self.beta - 1) / (2 * self.validation_noise)))
+        return float(log_ndtr(self.acceptance_arguments[0]))
 
     @property
     def log_acceptance_max(self) -> float:
-        return float(log_ndtr((self.beta + 1) / (2 * self.validation_noise)))
+        return float(log_ndtr(self.acceptance_arguments[1]))
 
     @property
     def spread(self) -> float:
         """The largest over the smallest probability of acceptance: what the data can do to the gate, at most."""
-        return math.exp(self.log_acceptance_max - self.log_acceptance_min)
+        logarithm = self.log_acceptance_max - self.log_acceptance_min
+        return math.exp(logarithm) if logarithm < _LARGEST_LOG_SPREAD else math.inf
 
     @property
     def step_event(self) -> dpa.DpEvent:
@@ -148,6 +163,8 @@ def provable_renyi(mechanism: Dpsur, orders: tuple[float, ...] = CLASSICAL_ORDER
         At least the divergence between the released laws of any two data sets that differ in one record, in both
         directions (docs/accounting.md, sections 8.2 and 8.3).
     """
+    if math.isinf(mechanism.spread):
+        return np.full(len(orders), math.inf)
     selection = _selection(mechanism)
     useful = [order for order in orders if _USEFUL_ORDERS[0] <= order <= _USEFUL_ORDERS[1]]
     centred = np.array([selection.centred_renyi(order) for order in useful])
@@ -162,107 +179,44 @@ class DpsurDpEvent(dpa.DpEvent):
     release: Dpsur
 
 
-def provable_epsilon(
-    mechanism: Dpsur,
-    *,
-    releases: int,
-    delta: float,
-    max_attempts: int | None = None,
-    once: dpa.DpEvent | None = None,
-) -> float:
-    """An epsilon that holds for DPSUR as its paper prints it. It is far above what its authors claim.
+@attr.s(frozen=True, kw_only=True, auto_attribs=True)
+class DpsurAttemptDpEvent(dpa.DpEvent):
+    """One attempt of DPSUR: the candidate if it is accepted, "rejected" if not. Both sound accountants read it.
 
-    Guarantee:
-        (epsilon, delta)-DP under adding or removing one record, for an observer who sees the accepted weights and
-        nothing of the rejected attempts: not their number, not their timing.
+    By Renyi divergences a rejected candidate is charged as if it were shown as well
+    (`sluice.accounting.dpsur_attempt`).
+    """
 
-    Args:
-        max_attempts: the cap on attempts of one release, if there is one; giving up is charged to delta and epsilon.
-        once: what was released besides, such as feature statistics.
+    attempt: Dpsur
+
+
+def enough_attempts(mechanism: Dpsur, *, releases: int) -> int:
+    """A cap on the attempts of a whole run that is rarely reached: once in a hundred runs in which no candidate changes the loss.
+
+    In practice candidates lower the loss more often than that, and the cap is reached less often.
     """
     validate.positive_integer(releases=releases)
-    validate.open_fraction(delta=delta)
-    given_up = _probability_of_giving_up(mechanism, max_attempts=max_attempts)
-    delta_left = delta - releases * given_up
-    if delta_left <= 0:
+    rate = float(ndtr(mechanism.beta / (2 * mechanism.validation_noise)))
+    if rate < _RAREST_ACCEPTANCE:
         raise InputError(
-            f"max_attempts={max_attempts} is not allowed: giving up alone costs more than delta={delta} over "
-            f"{releases} releases. Allow more attempts."
+            f"threshold={mechanism.beta} and validation_noise={mechanism.validation_noise} are not allowed together: a "
+            f"candidate that leaves the loss as it is would be accepted with probability {rate:.1g}, and the run would hardly "
+            "ever end. Raise one of them (DPSUR's authors use -1 and 0.8 to 1.3)."
         )
-    renyi = releases * provable_renyi(mechanism) + classical_renyi(once or dpa.NoOpDpEvent())
-    # What is published is "gave up" or, with probability at least 1 - given_up, exactly what it would have been.
-    cap_cost = -releases * math.log1p(-given_up)
-    return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta_left)[0]) + cap_cost
+    return releases + int(nbinom.ppf(0.99, releases, rate))
 
 
-def repeat_and_select_epsilon(
-    *, sample_rate: float, noise_multiplier: float, releases: int, delta: float, mean_attempts: float
-) -> float:
-    """dp-accounting's generic bound for "repeat a geometric number of times and keep the best", for comparison.
-
-    It is an upper bound for that mechanism, whose number of trials does not depend on the data. Neither DPSUR nor the
-    clipping-bias gate stops that way, so this figure is a yardstick and not an account of either.
-    """
-    validate.fraction(sample_rate=sample_rate)
-    validate.positive(noise_multiplier=noise_multiplier)
-    validate.positive_integer(releases=releases)
-    validate.open_fraction(delta=delta)
-    if not 1 <= mean_attempts < math.inf:
-        raise InputError(f"mean_attempts={mean_attempts} is not allowed: it must be a finite number >= 1.")
-    step = dpa.PoissonSampledDpEvent(sample_rate, dpa.GaussianDpEvent(noise_multiplier))
-    accountant = rdp.RdpAccountant()
-    accountant.compose(dpa.dp_event.RepeatAndSelectDpEvent(step, mean=mean_attempts, shape=1), releases)
-    return float(accountant.get_epsilon(delta))
+def most_attempts_at_once(mechanism: Dpsur) -> int:
+    """So many attempts one release of a capped run may make: next to no release needs more, whatever the data."""
+    rejection = float(log_ndtr(-mechanism.acceptance_arguments[0]))  # -0.0 where the data decide alone
+    return math.ceil(math.log(_NEXT_TO_NONE) / min(rejection, -1e-15))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DpsurComparison:
-    """Every figure there is for one DPSUR run. Only ``provable`` and ``provable_full_batch`` hold."""
-
-    claimed_authors: float
-    claimed_paper_table: float
-    claimed_paper_code: float
-    plain_dpsgd: float
-    provable: float
-    provable_by_conditioning: float
-    provable_full_batch: float
-    repeat_and_select: float
-
-    @property
-    def verdict(self) -> str:
-        """One plain sentence on what can be proved."""
-        factor = self.provable / self.claimed_authors
-        return (
-            f"provable epsilon {self.provable:.3g}, {factor:.3g} times the {self.claimed_authors:.3g} that DPSUR "
-            f"claims" + (": too large to mean much." if self.provable > 10 else ".")
-        )
-
-
-def compare_dpsur(mechanism: Dpsur, *, releases: int, delta: float, once: dpa.DpEvent | None = None) -> DpsurComparison:
-    """Put the claims for a DPSUR run beside what can be proved of it."""
-    provable = provable_epsilon(mechanism, releases=releases, delta=delta, once=once)
-    once = once or dpa.NoOpDpEvent()
-    conditioning = releases * conditioning_renyi(mechanism) + classical_renyi(once)
-    return DpsurComparison(
-        claimed_authors=claimed_dpsur_account(mechanism, once=once).claimed_epsilon(releases=releases, delta=delta),
-        claimed_paper_table=paper_dpsur_account(mechanism, once=once).claimed_epsilon(releases=releases, delta=delta),
-        claimed_paper_code=paper_dpsur_account(mechanism, reading="code", once=once).claimed_epsilon(
-            releases=releases, delta=delta
-        ),
-        plain_dpsgd=ClaimedAccount(update=mechanism.step_event, once=once).claimed_epsilon(
-            releases=releases, delta=delta
-        ),
-        provable=provable,
-        provable_by_conditioning=float(rdp.compute_epsilon(CLASSICAL_ORDERS, conditioning, delta)[0]),
-        provable_full_batch=provable_epsilon(mechanism.full_batch, releases=releases, delta=delta, once=once),
-        repeat_and_select=repeat_and_select_epsilon(
-            sample_rate=mechanism.sample_rate,
-            noise_multiplier=mechanism.noise_multiplier,
-            releases=releases,
-            delta=delta,
-            mean_attempts=math.exp(-mechanism.log_acceptance_min),
-        ),
-    )
+def give_up_probability(mechanism: Dpsur, *, releases: int, max_attempts: int) -> float:
+    """A bound on the probability that ``max_attempts`` do not suffice for ``releases``, whatever the data."""
+    validate.positive_integer(releases=releases, max_attempts=max_attempts)
+    in_all = float(binom.cdf(releases - 1, max_attempts, math.exp(mechanism.log_acceptance_min)))
+    return min(1.0, in_all + releases * _NEXT_TO_NONE)
 
 
 def _selection(mechanism: Dpsur) -> SelfSelection:
@@ -272,10 +226,3 @@ def _selection(mechanism: Dpsur) -> SelfSelection:
         validation_rate=mechanism.validation_rate,
         spread=mechanism.spread,
     )
-
-
-def _probability_of_giving_up(mechanism: Dpsur, *, max_attempts: int | None) -> float:
-    if max_attempts is None:
-        return 0.0
-    validate.positive_integer(max_attempts=max_attempts)
-    return math.exp(max_attempts * math.log1p(-math.exp(mechanism.log_acceptance_min)))

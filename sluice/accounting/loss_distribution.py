@@ -27,7 +27,7 @@ Array = np.ndarray
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
-_LARGEST_LOSS = 700.0
+LARGEST_LOSS = 700.0
 _SMALLEST_TAIL = 1e-300
 _LOWER_TAIL = 1e-20
 _LARGEST = 1e300
@@ -56,7 +56,7 @@ class _Epsilons:
     @classmethod
     def of(cls, epsilons: Array, direction: Direction) -> _Epsilons:
         sign = 1.0 if direction == "remove" else -1.0
-        return cls(k=np.exp(epsilons), growth=np.expm1(np.minimum(sign * epsilons, _LARGEST_LOSS)))
+        return cls(k=np.exp(epsilons), growth=np.expm1(np.minimum(sign * epsilons, LARGEST_LOSS)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +118,18 @@ class _Release:
 def loss_range(event: SelectiveReleaseDpEvent, direction: Direction, *, upper_tail: float) -> tuple[float, float]:
     """The losses between which a grid has to reach."""
     low, high = _Release.of(event, direction).range(upper_tail)
-    return max(low, -_LARGEST_LOSS), min(high, _LARGEST_LOSS)
+    return max(low, -LARGEST_LOSS), min(high, LARGEST_LOSS)
 
 
 def hockey_stick_bound(event: SelectiveReleaseDpEvent, direction: Direction, epsilons: Array, *, pieces: int) -> Array:
     """An upper bound of the hockey-stick divergence of one release at each epsilon.
 
     Guarantee:
-        Holds for every data set, record and history, and exceeds the exact maximum by O(1 / pieces^2).
+        Holds for every data set, record and history, and exceeds the exact maximum by O(1 / pieces^2). Beyond the
+        largest loss it is the bound there.
     """
-    return np.minimum(_envelope(_Release.of(event, direction), np.asarray(epsilons, dtype=float), pieces), 1.0)
+    within = np.clip(np.asarray(epsilons, dtype=float), -LARGEST_LOSS, LARGEST_LOSS)
+    return np.minimum(_envelope(_Release.of(event, direction), within, pieces), 1.0)
 
 
 def loss_distribution(

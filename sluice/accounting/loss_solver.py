@@ -12,6 +12,8 @@ from dp_accounting import rdp
 
 from sluice.accounting import foreign_losses
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
+from sluice.accounting.dpsur import DpsurAttemptDpEvent
+from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_release
 from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.accounting.loss_distribution import DIRECTIONS, Direction, loss_distribution
 from sluice.accounting.loss_grid import Grid, choose_grid
@@ -28,14 +30,15 @@ _SMALLEST_DELTA = 1e-280
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """What is composed: releases, each with its count, and events that only dp-accounting understands."""
+    """What is composed: releases and attempts, each with its count, and events that only dp-accounting understands."""
 
     releases: tuple[tuple[SelectiveReleaseDpEvent, int], ...] = ()
+    attempts: tuple[tuple[DpsurAttemptDpEvent, int], ...] = ()
     foreign: tuple[tuple[dpa.DpEvent, int], ...] = ()
 
     @property
     def count(self) -> int:
-        return sum(count for _, count in (*self.releases, *self.foreign))
+        return sum(count for _, count in (*self.releases, *self.attempts, *self.foreign))
 
     def renyi(self) -> Array | None:
         """The Renyi divergences at ``DEFAULT_ORDERS``; None where dp-accounting gives none for some event."""
@@ -43,6 +46,8 @@ class Events:
         total = np.zeros_like(orders)
         for release, count in self.releases:
             total += count * renyi_divergences(release, orders)
+        for event, count in self.attempts:
+            total += count * attempt_renyi(event.attempt, orders)
         if self.foreign:
             accountant = rdp.RdpAccountant(list(DEFAULT_ORDERS))
             if not all(accountant.supports(event) for event, _ in self.foreign):
@@ -104,8 +109,10 @@ def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
 
 
 def _grid(events: Events, *, tilt: float, epsilon: float, delta: float, tolerance: float) -> Grid:
+    # An attempt's losses are about those of its step, which is all that the choice of a grid has to know.
+    steps = tuple((step_release(event.attempt), count) for event, count in events.attempts)
     return choose_grid(
-        events.releases,
+        (*events.releases, *steps),
         tilt=tilt,
         epsilon=epsilon,
         upper_tail=_CUT_OFF * delta / events.count,
@@ -147,10 +154,14 @@ def _factors(events: Events, direction: Direction, grid: Grid) -> Factors:
             loss_distribution(event, direction, spacing=grid.spacing, upper_tail=grid.upper_tail, pieces=pieces),
             count,
         )
-        for (event, count), pieces in zip(events.releases, grid.pieces, strict=True)
+        for (event, count), pieces in zip(events.releases, grid.pieces[: len(events.releases)], strict=True)
+    ]
+    attempts = [
+        (attempt_losses(event.attempt, direction, spacing=grid.spacing, upper_tail=grid.upper_tail), count)
+        for event, count in events.attempts
     ]
     other = [
         (foreign_losses.foreign_distribution(event, direction, spacing=grid.spacing), count)
         for event, count in events.foreign
     ]
-    return [*own, *other]
+    return [*own, *attempts, *other]

@@ -11,9 +11,8 @@ import dp_accounting as dpa
 
 from sluice.accounting.calibration import Calibration, release_event
 from sluice.accounting.gate_terms import GateTerms
-from sluice.accounting.paper import CLAIMED_LABEL
+from sluice.accounting.paper import CLAIMED_LABEL, claimed_account
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
-from sluice.accounting.privacy_report import claimed_epsilon_at
 
 # A plot of a few hundred pixels shows no more than this.
 _PLOT_TOLERANCE = 2e-3
@@ -45,17 +44,16 @@ def plan_curves(plan: Calibration, *, points: int = 16) -> PlanCurves:
         curves.append(
             Curve(name="selective release, proved (PLD)", letter="#", epsilons=_epsilons(plan, release, counts))
         )
-    if isinstance(plan.gate, GateTerms):
-        claimed = tuple(
-            claimed_epsilon_at(
-                sample_rate=plan.sample_rate,
-                noise_multiplier=plan.noise_multiplier,
-                gate=plan.gate,
-                releases=count,
-                delta=plan.delta,
-            )
-            for count in counts
+    if isinstance(plan.gate, GateTerms) and plan.gate.gate_noise is not None:
+        account = claimed_account(
+            sample_rate=plan.sample_rate,
+            noise_multiplier=plan.noise_multiplier,
+            gate_noise=plan.gate.gate_noise,
+            beta=plan.gate.beta,
+            clip_range=plan.gate.clip_range,
+            once=dpa.ComposedDpEvent([dpa.GaussianDpEvent(multiplier) for multiplier in plan.preparation]),
         )
+        claimed = tuple(account.claimed_epsilon(releases=count, delta=plan.delta) for count in counts)
         curves.append(Curve(name=f"selective release, {CLAIMED_LABEL}, RDP", letter="?", epsilons=claimed))
     return PlanCurves(releases=tuple(counts), curves=tuple(curves), target_epsilon=plan.target_epsilon)
 

@@ -10,6 +10,7 @@ from dp_accounting import pld
 from sluice import validate
 from sluice.accounting import foreign_losses
 from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
+from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release
 from sluice.accounting.loss_solver import Events, solve_delta, solve_epsilon
 from sluice.accounting.rdp_accountant import ADD_OR_REMOVE_ONE
@@ -44,6 +45,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         super().__init__(neighboring_relation)
         self._tolerance = tolerance
         self._releases: dict[SelectiveReleaseDpEvent, int] = {}
+        self._attempts: dict[DpsurAttemptDpEvent, int] = {}
         self._foreign: list[tuple[dpa.DpEvent, int]] = []
         self._gaussian_precision = 0.0
         self._charge = GiveUpCharge()
@@ -51,6 +53,10 @@ class SelectivePLDAccountant(pld.PLDAccountant):
     def _maybe_compose(
         self, event: dpa.DpEvent, count: int, do_compose: bool
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        if isinstance(event, DpsurAttemptDpEvent):
+            if do_compose and count:
+                self._attempts[event] = self._attempts.get(event, 0) + count
+            return None
         release = as_release(event)
         if release is not None:
             if do_compose and count:
@@ -93,7 +99,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
                 acceptance=UNGATED,
             )
             releases.append((gaussian, 1))
-        return Events(releases=tuple(releases), foreign=tuple(self._foreign))
+        return Events(releases=tuple(releases), attempts=tuple(self._attempts.items()), foreign=tuple(self._foreign))
 
     def get_epsilon(self, target_delta: float) -> float:
         remaining = self._charge.remaining_delta(target_delta)

@@ -84,32 +84,19 @@ def privacy_report(
     if isinstance(gate, GateTerms) and gate.gate_noise is not None:
         readings: dict[str, Reading] = {"paper_rdp": "printed", "paper_rdp_table": "table"}
         for name, reading in readings.items():
-            update = _claimed_event(sample_rate, noise_multiplier, gate, reading)
-            figures[name] = epsilon(SelectiveRdpAccountant(), update)
+            account = claimed_account(
+                sample_rate=sample_rate,
+                noise_multiplier=noise_multiplier,
+                gate_noise=gate.gate_noise,
+                beta=gate.beta,
+                clip_range=gate.clip_range,
+                reading=reading,
+                once=dpa.ComposedDpEvent(before),
+            )
+            figures[name] = account.claimed_epsilon(releases=releases, delta=delta)
     reasons = {
         name: f"noise_multiplier={noise_multiplier} is so small that the divergence overflows: no finite epsilon is known"
         for name, value in figures.items()
         if value is not None and math.isinf(value)
     }
     return PrivacyReport(delta=delta, reasons=reasons, **figures)
-
-
-def claimed_epsilon_at(
-    *, sample_rate: float, noise_multiplier: float, gate: GateTerms, releases: int, delta: float
-) -> float:
-    """What the paper would *claim* after so many releases, at the same Renyi orders as the sound figures beside it."""
-    accountant = SelectiveRdpAccountant()
-    accountant.compose(_claimed_event(sample_rate, noise_multiplier, gate, "printed"), releases)
-    return accountant.get_epsilon(delta)
-
-
-def _claimed_event(sample_rate: float, noise_multiplier: float, gate: GateTerms, reading: Reading) -> dpa.DpEvent:
-    assert gate.gate_noise is not None
-    return claimed_account(
-        sample_rate=sample_rate,
-        noise_multiplier=noise_multiplier,
-        gate_noise=gate.gate_noise,
-        beta=gate.beta,
-        clip_range=gate.clip_range,
-        reading=reading,
-    ).update

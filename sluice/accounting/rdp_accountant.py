@@ -10,7 +10,8 @@ import numpy as np
 from dp_accounting import rdp
 
 from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
-from sluice.accounting.dpsur import DpsurDpEvent, provable_renyi
+from sluice.accounting.dpsur import DpsurAttemptDpEvent, DpsurDpEvent, provable_renyi
+from sluice.accounting.dpsur_attempt import attempt_renyi
 from sluice.accounting.events import as_release
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
@@ -41,6 +42,10 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
         if isinstance(event, DpsurDpEvent):
             if do_compose and count:
                 self._rdp = self._rdp + count * provable_renyi(event.release, tuple(self._orders))
+            return None
+        if isinstance(event, DpsurAttemptDpEvent):
+            if do_compose and count:
+                self._rdp = self._rdp + count * attempt_renyi(event.attempt, np.array(self._orders))
             return None
         release = as_release(event)
         if release is None:

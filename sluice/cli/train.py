@@ -113,7 +113,7 @@ def train(
         float | None, _option("--reference-decay", _GATE, "Weight of the past in the public reference.")
     ] = None,
     max_attempts: Annotated[
-        int | None, _option("--max-attempts", _GATE, "Give up on a release after this many; charged to delta.")
+        int | None, _option("--max-attempts", _GATE, "Give up on a release after this many; dpsur: on the run.")
     ] = None,
     hidden_reference: Annotated[
         bool | None,

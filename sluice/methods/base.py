@@ -34,7 +34,8 @@ class Method:
         unused_options: the same for its options, which may depend on each other.
         refuses: why settings are not this method at all, as a sentence that says what to do, or None if they are.
         target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
-        epsilon_is_claimed: whether the setting epsilon only names the row of its authors' settings.
+        claimed_defaults: in place of ``defaults`` where the option ``account`` is "claimed".
+        counts_attempts: whether it reads max_attempts though it has no gate.
     """
 
     name: str
@@ -51,4 +52,5 @@ class Method:
     target: Callable[[TrainSettings], float | None] = lambda settings: (
         settings.epsilon if settings.noise_multiplier is None else None
     )
-    epsilon_is_claimed: bool = False
+    claimed_defaults: Callable[[str, float], Mapping[str, Any]] | None = None
+    counts_attempts: bool = False

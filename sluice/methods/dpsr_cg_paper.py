@@ -72,5 +72,4 @@ METHOD = Method(
     defaults=defaults,
     gate="clipping-bias",
     target=lambda settings: None,
-    epsilon_is_claimed=True,
 )

@@ -11,21 +11,22 @@ below beta C_v; otherwise weights and all of the optimizer's state are as before
 
 Accounting, three figures:
 
-- proved: the released law is that of the candidate, re-weighted by its probability of being accepted
-  (docs/accounting.md, section 8; by RDP). It is large, because the gate looks at the released weights themselves.
+- proved: the run ends after a public number of attempts at the latest, and each of them is charged, accepted or not
+  (docs/accounting.md, section 8.4). Without such a cap, as in older ledgers: the released law is that of the candidate,
+  re-weighted by its probability of being accepted (sections 8.2 and 8.3), which costs far more.
 - claimed by its authors: a sampled Gaussian for the step, one for the test of each *accepted* update, nothing for the
   selection.
 - claimed by the DPSR-CG paper: the sampling rate inflated by rho.
 
-Only the first is an epsilon, and noise is calibrated to it unless ``-o account=claimed`` says that the budget is the
-authors' claim, with their settings.
+Only the first is an epsilon, and noise is calibrated to it unless ``-o account=claimed`` asks for the authors' own
+settings, or on other data than theirs for noise by their formula.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -34,9 +35,19 @@ from torch import Tensor
 
 from sluice import serial, validate
 from sluice.accounting import create_accountant
-from sluice.accounting.dpsur import Dpsur, DpsurDpEvent, claimed_dpsur_account, paper_dpsur_account
+from sluice.accounting.dpsur import (
+    Dpsur,
+    DpsurAttemptDpEvent,
+    DpsurDpEvent,
+    claimed_dpsur_account,
+    enough_attempts,
+    give_up_probability,
+    most_attempts_at_once,
+    paper_dpsur_account,
+)
 from sluice.accounting.paper import CLAIMED_LABEL
 from sluice.accounting.search import smallest_reaching
+from sluice.attempt import RAREST_USEFUL_ATTEMPT
 from sluice.errors import InputError
 from sluice.methods.base import Method
 from sluice.methods.reference import NOISE, nearest, scattering_settings
@@ -44,6 +55,7 @@ from sluice.noise import noisy_sum
 from sluice.planning import scaling_rule
 from sluice.procedure import Draft, Procedure
 from sluice.promise import Claim, Promise
+from sluice.release import GaveUpError
 from sluice.sampling import PoissonSampler, exact_sample_rate
 from sluice.scaling import ScalingRule, scaling_from_dict
 from sluice.workbench import Loss, Workbench
@@ -51,13 +63,16 @@ from sluice.workbench import Loss, Workbench
 if TYPE_CHECKING:
     from sluice.settings import TrainSettings
 
+_LARGEST_NOISE = 100.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class DpsurOptions:
     """What only DPSUR has.
 
     Attributes:
-        account: which figure epsilon is about: "provable", or "claimed" for the authors' own, which proves nothing.
+        account: which figure epsilon is about: "provable", or "claimed" for the authors' own, which proves nothing. On
+            their data sets "claimed" brings their noise and number of updates for that epsilon.
         validation_batch_size: expected size of a validation batch.
         validation_noise: noise multiplier of the test [sigma_v].
         loss_clip: the loss change is clipped to plus and minus this [C_v].
@@ -79,10 +94,14 @@ class DpsurOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DpsurMechanism(Promise):
-    """What a run of DPSUR promises. Every field is public."""
+    """What a run of DPSUR promises. Every field is public.
+
+    Attributes:
+        max_attempts: the run ends after so many attempts in all, whether its releases are made or not. None, as in
+            ledgers of earlier versions: it never gives up, and the proof is by releases.
+    """
 
     kind: ClassVar[str] = "dpsur"
-    accountants: ClassVar[tuple[str, ...]] = ("rdp",)
     claims_beside_proof: ClassVar[bool] = True
 
     sample_rate: float
@@ -95,6 +114,7 @@ class DpsurMechanism(Promise):
     loss_clip: float
     threshold: float
     releases: int
+    max_attempts: int | None = None
 
     def __post_init__(self) -> None:
         validate.positive(
@@ -103,6 +123,8 @@ class DpsurMechanism(Promise):
             loss_clip=self.loss_clip,
         )
         validate.positive_integer(releases=self.releases)
+        if self.max_attempts is not None:
+            validate.positive_integer(max_attempts=self.max_attempts)
         _ = self.release  # checks the other fields
 
     @property
@@ -117,13 +139,34 @@ class DpsurMechanism(Promise):
         )
 
     @property
+    def accountants(self) -> tuple[str, ...]:
+        return ("rdp",) if self.max_attempts is None else ("pld", "rdp")
+
+    @property
     def provable(self) -> bool:
         return True
 
     def event_after(self, releases: int) -> DpEvent:
+        """All attempts that the run may make, however many releases came of them: how many it made is not public."""
         self._require_releases(releases)
+        if self.max_attempts is None:
+            return self._selection_event(releases)
+        return SelfComposedDpEvent(DpsurAttemptDpEvent(attempt=self.release), self.max_attempts)
+
+    def _selection_event(self, releases: int) -> DpEvent:
         events = [SelfComposedDpEvent(DpsurDpEvent(release=self.release), releases)] if releases else []
         return ComposedDpEvent(events)
+
+    def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
+        """By attempts; or by releases, where that is less and the cap is almost never reached whatever the data."""
+        by_event = super().epsilon_after(releases, delta=delta, accountant=accountant)
+        if self.max_attempts is None:
+            return by_event
+        given_up = give_up_probability(self.release, releases=self.releases, max_attempts=self.max_attempts)
+        if given_up >= delta:
+            return by_event
+        by_releases = create_accountant("rdp").compose(self._selection_event(releases)).get_epsilon(delta - given_up)
+        return min(by_event, float(by_releases) - math.log1p(-given_up))
 
     def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
         if not releases:
@@ -136,10 +179,14 @@ class DpsurMechanism(Promise):
         )
 
     def theorem(self, accountant: str) -> str:
-        return (
-            "Bound for a release that is selected by its own value, composed adaptively: docs/accounting.md, "
-            "sections 8.2 and 8.3 (Renyi divergence)"
-        )
+        what, where = "a release that is selected by its own value", "sections 8.2 and 8.3 (Renyi divergence)"
+        if self.max_attempts is not None:
+            how = {"pld": "privacy-loss distributions", "rdp": "Renyi divergence"}[accountant]
+            what = (
+                f"each of at most {self.max_attempts} attempts, accepted or not (or, where it is smaller, for {what})"
+            )
+            where = f"section 8.4 ({how}; {where})"
+        return f"Bound for {what}, composed adaptively: docs/accounting.md, {where}"
 
     @property
     def sampling(self) -> Mapping[str, Any]:
@@ -152,41 +199,62 @@ class DpsurMechanism(Promise):
             ("validation rate", f"{self.validation_rate:.4g} ({self.expected_validation_size:g} records on average)"),
             ("noise multiplier", f"{self.noise_multiplier:.4g}"),
             ("validation noise", f"{self.validation_noise:.4g}, threshold {self.threshold:g}"),
+            ("attempts", "no cap" if self.max_attempts is None else f"at most {self.max_attempts:,}, all charged"),
         )
 
     def procedure(self, bench: Workbench) -> SelectiveUpdates:
         return SelectiveUpdates(self, bench)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
+        data = {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
+        if self.max_attempts is None:
+            del data["max_attempts"]  # a ledger of an earlier version is written back as it was
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DpsurMechanism:
         names = [field.name for field in fields(cls)]
-        serial.require_keys(data, what="mechanism", required=("kind", *names))
-        given = {name: data[name] for name in names}
+        required = [name for name in names if name != "max_attempts"]
+        serial.require_keys(data, what="mechanism", required=("kind", *required), optional=("max_attempts",))
+        given = {name: data[name] for name in names if name in data}
         return cls(**{**given, "scaling": scaling_from_dict(data["scaling"])})
 
 
-class SelectiveUpdates(Procedure[dict[str, Tensor]]):
-    """Makes candidates until one is accepted.
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """A candidate that passed the test, and how many attempts it took. The number is sensitive."""
+
+    gradient: dict[str, Tensor]
+    attempts: int
+
+
+class SelectiveUpdates(Procedure[Accepted]):
+    """Makes candidates until one is accepted, or the run has used up its attempts.
 
     Guarantee:
-        What is applied has the law that docs/accounting.md, section 8.1, describes. A candidate is tried out and put back,
-        so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state are bit
-        for bit as before.
+        What is applied has the law that docs/accounting.md, sections 8.1 and 8.4, describe. A candidate is tried out and
+        put back, so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state
+        are bit for bit as before. Whatever is shown depends on at most ``max_attempts`` attempts; those of a release that
+        was lost are not known and count as the most that one release may make.
     """
 
     def __init__(self, promise: DpsurMechanism, bench: Workbench) -> None:
         super().__init__(releases=promise.releases, bench=bench)
         self._promise = promise
+        self._attempts = 0
+        self._most_at_once = most_attempts_at_once(promise.release)
+        if promise.max_attempts is None and math.exp(promise.release.log_acceptance_max) < RAREST_USEFUL_ATTEMPT:
+            raise InputError(
+                f"threshold={promise.threshold} is not allowed without max_attempts: no candidate would ever be accepted. "
+                "Raise it, or set max_attempts."
+            )
         size = bench.dataset_size
         self._batches = PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=bench.noise)
         self._tests = PoissonSampler(dataset_size=size, sample_rate=promise.validation_rate, source=bench.noise)
 
-    def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
+    def prepare(self, loss: Loss) -> Draft[Accepted]:
         attempts = measured = 0
-        while True:
+        while attempts < self._attempts_left:
             attempts += 1
             indices = self._batches.sample()
             measured += len(indices)
@@ -197,10 +265,30 @@ class SelectiveUpdates(Procedure[dict[str, Tensor]]):
                 self.bench.updates.step(candidate)
                 raw_change = self._raw_change(raw_before, self.bench.raw_losses(tested, loss))
             if self._passes(raw_change):
-                return Draft(content=candidate, attempts=attempts, measured=measured, metric=raw_change)
+                accepted = Accepted(gradient=candidate, attempts=attempts)
+                return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
+        raise GaveUpError(
+            f"the run used up its attempts (max_attempts={self._promise.max_attempts}) at release {self.spent + 1} and stops "
+            "here. What was released so far stands and is accounted for."
+        )
 
-    def apply(self, content: dict[str, Tensor]) -> None:
-        self.bench.apply(content)
+    def apply(self, content: Accepted) -> None:
+        self._attempts += content.attempts
+        self.bench.apply(content.gradient)
+
+    @property
+    def _attempts_left(self) -> float:
+        """How many attempts the next release may make."""
+        if self._promise.max_attempts is None:
+            return math.inf
+        left = self._promise.max_attempts - self._attempts - self.lost * self._most_at_once
+        return min(left, self._most_at_once)
+
+    def own_state(self) -> dict[str, Any]:
+        return {"attempts": self._attempts}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._attempts = state.get("attempts", 0)  # runs of earlier versions have no cap and count none
 
     def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
         scaling, raw_sum = self._promise.scaling, self.bench.raw_sum()
@@ -249,23 +337,51 @@ def plan(settings: TrainSettings, dataset_size: int) -> DpsurMechanism:
             releases=settings.releases,
         )
 
+    max_attempts = _max_attempts(mechanism(1.0), settings)
+
+    def capped(noise_multiplier: float) -> DpsurMechanism:
+        return replace(mechanism(noise_multiplier), max_attempts=max_attempts)
+
+    def proved(noise_multiplier: float) -> float:
+        return capped(noise_multiplier).epsilon_after(
+            settings.releases, delta=settings.delta, accountant=settings.accountant
+        )
+
+    if math.isinf(proved(_LARGEST_NOISE)):
+        raise InputError(
+            f"validation_noise={options.validation_noise} is not allowed: it is so small that the test alone tells "
+            "whether a record is there, and no finite epsilon is proved. Use more (its authors use 0.8 to 1.3)."
+        )
     if settings.noise_multiplier is not None:
-        return mechanism(settings.noise_multiplier)
+        return capped(settings.noise_multiplier)
 
-    def cost(noise_multiplier: float) -> float:
-        candidate = mechanism(noise_multiplier)
-        if options.account == "claimed":
-            return candidate.claims_after(settings.releases, delta=settings.delta)[0].value
-        return float(create_accountant("rdp").compose(candidate.dp_event).get_epsilon(settings.delta))
+    def claimed(noise_multiplier: float) -> float:
+        return capped(noise_multiplier).claims_after(settings.releases, delta=settings.delta)[0].value
 
-    found = smallest_reaching(cost, target=settings.epsilon, guess=2.0, slack=3e-3, lowest=0.3, highest=100.0)
+    cost = claimed if options.account == "claimed" else proved
+    found = smallest_reaching(cost, target=settings.epsilon, guess=2.0, slack=3e-3, lowest=0.3, highest=_LARGEST_NOISE)
     if found is None:
         raise InputError(
             f"epsilon={settings.epsilon} cannot be reached with releases={settings.releases}, "
-            f"validation_noise={options.validation_noise} and validation_batch_size={options.validation_batch_size}: "
-            "the selection alone costs more. Use fewer releases, more validation noise or a smaller validation batch."
+            f"max_attempts={max_attempts}, validation_noise={options.validation_noise} and "
+            f"validation_batch_size={options.validation_batch_size}: the tests alone cost more. Use fewer releases, more "
+            "validation noise or a smaller validation batch."
         )
-    return mechanism(found.x)
+    return capped(found.x)
+
+
+def _max_attempts(promise: DpsurMechanism, settings: TrainSettings) -> int:
+    """The cap on attempts of the whole run: as given, or enough for almost every run."""
+    if settings.max_attempts is None:
+        return enough_attempts(promise.release, releases=settings.releases)
+    most = math.exp(promise.release.log_acceptance_max)
+    if settings.max_attempts * most < settings.releases:
+        raise InputError(
+            f"max_attempts={settings.max_attempts} is not allowed: dpsur counts the attempts of the whole run, and of those "
+            f"{most:.2g} are accepted at best, so that releases={settings.releases} would hardly ever be reached. Raise it, "
+            "or leave it out."
+        )
+    return settings.max_attempts
 
 
 _CLAIMED_RELEASES = {
@@ -283,30 +399,28 @@ _CLAIMED_VALIDATION_NOISE = {
 
 
 def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
-    """The authors' nets and rates, with the releases of their smallest budget: about what can be proved for 3."""
-    settings = scattering_settings(dataset, 1.0, releases=_CLAIMED_RELEASES)
+    """The authors' settings for this epsilon, but for the noise of the step, which is calibrated to what is proved."""
+    settings = scattering_settings(dataset, epsilon, releases=_CLAIMED_RELEASES)
     if dataset not in NOISE:
-        settings |= {"releases": 30, "lr": 2.0, "options": {"validation_batch_size": 64, "loss_clip": 0.01}}
-    return {**settings, "accountant": "rdp"}
+        return settings | {"releases": 30, "lr": 2.0, "options": {"validation_batch_size": 32, "loss_clip": 0.01}}
+    return settings | {"options": {"validation_noise": nearest(epsilon, _CLAIMED_VALIDATION_NOISE[dataset])}}
 
 
-def claimed_settings(dataset: str, epsilon: float) -> dict[str, Any]:
-    """The authors' own settings for an epsilon that they claim and nobody has proved."""
-    return {
-        **scattering_settings(dataset, epsilon, releases=_CLAIMED_RELEASES),
-        "accountant": "rdp",
-        "noise_multiplier": nearest(epsilon, NOISE[dataset]),
-        "options": {"account": "claimed", "validation_noise": nearest(epsilon, _CLAIMED_VALIDATION_NOISE[dataset])},
-    }
+def claimed_defaults(dataset: str, epsilon: float) -> dict[str, Any]:
+    """The authors' own settings, their noise included, for an epsilon that they claim and nobody has proved."""
+    settings = defaults(dataset, epsilon)
+    return settings if dataset not in NOISE else settings | {"noise_multiplier": nearest(epsilon, NOISE[dataset])}
 
 
 METHOD = Method(
     name="dpsur",
     summary="an update is kept if it lowers the loss on a validation batch, judged with noise",
-    proves="epsilon (RDP), large; its authors' and the paper's figures are claimed",
+    proves="epsilon (PLD, RDP); its authors' and the paper's figures are claimed",
     promise=DpsurMechanism,
     plan=plan,
     defaults=defaults,
+    claimed_defaults=claimed_defaults,
+    counts_attempts=True,
     options=DpsurOptions,
     target=lambda settings: (
         settings.epsilon if settings.noise_multiplier is None and settings.own_options.account == "provable" else None

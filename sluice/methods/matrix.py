@@ -129,7 +129,7 @@ class MatrixMechanism(Promise):
             )
 
     @property
-    def accountants(self) -> tuple[str, ...]:  # type: ignore[override]
+    def accountants(self) -> tuple[str, ...]:
         return ("pld", "rdp") if self.composable else ("pld",)
 
     @property

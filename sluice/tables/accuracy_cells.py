@@ -9,7 +9,7 @@ from typing import Any
 from sluice import validate
 from sluice.data import names as data_set_names
 from sluice.errors import InputError
-from sluice.methods import METHODS, dpsur, method_of
+from sluice.methods import METHODS, method_of
 from sluice.methods.reference import nearest
 from sluice.settings import TrainSettings, assignment, epsilon_has_effect, settings_from
 from sluice.tables.accuracy_printed import DATASETS, has_printed_row
@@ -58,7 +58,9 @@ def _bilstm(dataset: str, epsilon: float) -> dict[str, Any]:
 
 VARIANTS: dict[tuple[str, str], Variant] = {
     ("dpsr-cg", "bilstm"): Variant(datasets=("imdb",), overrides=_bilstm),
-    ("dpsur", "claimed"): Variant(datasets=DATASETS, overrides=dpsur.claimed_settings),
+    ("dpsur", "claimed"): Variant(
+        datasets=DATASETS, overrides=lambda dataset, epsilon: {"options": {"account": "claimed"}}
+    ),
 }
 """By method and name; users type METHOD:NAME."""
 
@@ -243,7 +245,7 @@ def _cells_of_row(
 def _settings(chosen: Mapping[str, Any], epsilon: float | None) -> TrainSettings:
     if epsilon is None:
         return settings_from(chosen)
-    if "noise_multiplier" not in chosen or method_of(chosen["method"]).epsilon_is_claimed:
+    if "noise_multiplier" not in chosen:
         return settings_from({**chosen, "epsilon": epsilon})
     # Noise that is given is not made for the heading, which only picks the method's other settings.
     given = {name: chosen[name] for name in ("noise_multiplier", "hidden_reference") if name in chosen}

@@ -47,7 +47,7 @@ def test_epsilon_as_json_gives_the_published_figures(capsys):
     figures = json.loads(out)
     assert code == 0
     shown = {name: f"{figures[name]:.3f}" for name in ("pld", "rdp", "plain_pld", "plain_rdp", "paper_rdp")}
-    assert shown == {"pld": "1.663", "rdp": "1.818", "plain_pld": "1.621", "plain_rdp": "1.772", "paper_rdp": "2.369"}
+    assert shown == {"pld": "1.663", "rdp": "1.818", "plain_pld": "1.621", "plain_rdp": "1.772", "paper_rdp": "2.368"}
     assert "claimed" in figures["meanings"]["paper_rdp"]
 
 
@@ -120,3 +120,40 @@ def test_plan_without_a_gate_is_plain(capsys):
     code, _, err = run(capsys, "plan", *PLAN, "--no-gate", "--gate-noise", "1")
     assert code == 2
     assert "--no-gate" in err
+
+
+def test_all_commands_claim_the_same_figure(capsys, tmp_path, monkeypatch):
+    """What `train` prints and certifies, what `epsilon` and `plan` print, and where the plan's curve ends."""
+    from sluice.accounting import plan_curves
+    from sluice.accounting.calibration import calibrate
+    from sluice.accounting.gate_terms import GateTerms
+
+    monkeypatch.chdir(tmp_path)
+    trained = ["--batch-size", "256", "--noise-multiplier", "3", "--releases", "4", "--gate-noise", "2"]
+    options = ["--dataset", "digits", "--method", "dpsr-cg-paper", "--seed", "1", "--threads", "1", *trained]
+    _, out, _ = run(capsys, "train", *options, "--json")
+    result = json.loads(out)
+    certificate = json.loads((tmp_path / result["run"] / "public" / "certificate.json").read_text())
+    claims = [claim["value"] for claim in certificate["claimed"]]
+    records = round(256 / result["mechanism"]["sample_rate"])
+    _, out, _ = run(capsys, "epsilon", "--dataset-size", str(records), *trained, "--delta", "1e-5", "--json")
+    told = json.loads(out)
+    assert [figure["value"] for figure in result["figures"]] == claims == [told["paper_rdp"], told["paper_rdp_table"]]
+
+    _, out, _ = run(capsys, "plan", *PLAN, "--json")
+    planned = json.loads(out)
+    chosen = {
+        "--dataset-size": 60000,
+        "--batch-size": 600,
+        "--noise-multiplier": planned["noise_multiplier"],
+        "--releases": 300,
+        "--delta": 1e-5,
+        "--gate-noise": planned["gate_noise"],
+        "--reference-noise": planned["reference_noise"],
+    }
+    _, out, _ = run(capsys, "epsilon", *(str(part) for pair in chosen.items() for part in pair), "--json")
+    assert planned["paper_rdp"] == json.loads(out)["paper_rdp"]
+    calibration = calibrate(
+        sample_rate=0.01, releases=300, target_epsilon=1.0, target_delta=1e-5, gate=GateTerms(), accountant="rdp"
+    )
+    assert plan_curves.plan_curves(calibration, points=2).curves[-1].epsilons[-1] == planned["paper_rdp"]

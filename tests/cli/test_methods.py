@@ -49,6 +49,9 @@ def test_an_unknown_method_is_refused_with_the_names_there_are(capsys):
         (["-o", "validation_noise"], "must be NAME=VALUE"),
         (["-o", "validation_noise=loud"], "validation_noise='loud'"),
         (["-o", "bands=2"], "no option bands"),
+        (["-o", "validation_noise=0.01"], "validation_noise=0.01 are not allowed together"),
+        (["-o", "threshold=-50"], "threshold=-50.0 and validation_noise=1.3 are not allowed"),
+        (["--max-attempts", "5"], "max_attempts=5 is not allowed"),
     ],
 )
 def test_options_that_are_wrong_are_refused_before_anything_is_written(capsys, tmp_path, monkeypatch, options, message):
@@ -74,3 +77,34 @@ def test_options_reach_the_mechanism_and_the_certificate(capsys, tmp_path, monke
     }
     config = json.loads((tmp_path / result["run"] / "public" / "config.json").read_text())
     assert config["options"]["validation_noise"] == 1.7
+
+
+def test_the_run_ends_at_the_cap_that_is_given(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ("--noise-multiplier", "8", "--releases", "3", "--max-attempts", "6", "--seed", "4", "--threads", "1")
+    code, out, _ = run(
+        capsys, "train", "--dataset", "digits", "--method", "dpsur", "-o", "loss_clip=10", *given, "--json"
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert result["mechanism"]["max_attempts"] == 6
+    assert result["releases"] == 1
+    assert "used up its attempts (max_attempts=6)" in result["notes"][0]
+    assert result["epsilon"] > 0
+    assert run(capsys, "verify", result["run"])[0] == 0
+
+
+def test_the_authors_account_brings_their_settings(capsys, tmp_path, monkeypatch):
+    from sluice.cli import train
+
+    seen = {}
+
+    def stop(settings, *rest):
+        seen["settings"] = settings
+        raise SystemExit(0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_training", stop)
+    run(capsys, "train", "--dataset", "mnist", "--method", "dpsur", "--epsilon", "3", "-o", "account=claimed")
+    settings = seen["settings"]
+    assert (settings.releases, settings.noise_multiplier, settings.options["validation_noise"]) == (1475, 1.35, 0.9)

@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sluice.accounting.dpsur import compare_dpsur, provable_epsilon
+from sluice.accounting.dpsur import give_up_probability, most_attempts_at_once
+from sluice.accounting.dpsur_comparison import compare_dpsur, epsilon_by_attempts, epsilon_by_releases
 from sluice.engine import PrivacyEngine
 from sluice.errors import InputError
 from sluice.methods import planned_mechanism
-from sluice.methods.dpsur import DpsurMechanism, SelectiveUpdates, claimed_settings
+from sluice.methods.dpsur import DpsurMechanism, SelectiveUpdates
+from sluice.release import GaveUpError
 from sluice.scaling import Clip, GlobalScaling
 from sluice.settings import settings_from
 
@@ -118,26 +120,182 @@ def test_a_change_that_is_not_a_number_counts_as_the_worst():
 
 
 def test_the_three_figures_are_those_of_the_accountants():
-    settings = settings_from({"dataset": "mnist", **claimed_settings("mnist", 3.0), "method": "dpsur"})
+    settings = settings_from({"dataset": "mnist", "method": "dpsur", "options": {"account": "claimed"}})
     promise = planned_mechanism(settings, dataset_size=60000)
     assert isinstance(promise, DpsurMechanism)
     known = compare_dpsur(promise.release, releases=1475, delta=1e-5)
     authors, paper = promise.claims_after(1475, delta=1e-5)
     assert authors.value == pytest.approx(known.claimed_authors)
     assert paper.value == pytest.approx(known.claimed_paper_table)
-    proved = promise.epsilon_after(1475, delta=1e-5, accountant="rdp")
-    assert proved == pytest.approx(provable_epsilon(promise.release, releases=1475, delta=1e-5), rel=0.02)
-    assert authors.value < 3 < proved
+    proved = promise.epsilon_after(1475, delta=1e-5, accountant="pld")
+    assert proved == pytest.approx(known.proved_by_attempts, rel=1e-6)
+    assert authors.value < 3 < proved < promise.epsilon_after(1475, delta=1e-5, accountant="rdp")
+    by_releases = replace(promise, max_attempts=None).epsilon_after(1475, delta=1e-5, accountant="rdp")
+    assert by_releases == pytest.approx(known.proved_by_releases, rel=0.02)
+
+
+def test_authors_settings_come_with_their_account():
+    for epsilon, noise, validation_noise, releases in ((1.0, 2.0, 1.3, 281), (3.0, 1.35, 0.9, 1475)):
+        given = {"method": "dpsur", "dataset": "mnist", "epsilon": epsilon, "options": {"account": "claimed"}}
+        settings = settings_from(given)
+        assert (settings.noise_multiplier, settings.releases) == (noise, releases)
+        assert settings.options["validation_noise"] == validation_noise
+        own = settings_from({**given, "releases": 7, "options": {"account": "claimed", "validation_noise": 1.1}})
+        assert (own.noise_multiplier, own.releases, own.options["validation_noise"]) == (noise, 7, 1.1)
 
 
 def test_noise_is_calibrated_to_the_account_that_is_asked_for():
     given = {"method": "dpsur", "dataset": "mnist", "epsilon": 3.0}
-    proved = planned_mechanism(settings_from(given), dataset_size=60000)
-    assert 2.9 < proved.epsilon_after(proved.releases, delta=1e-5, accountant="rdp") <= 3.0
-    settings = settings_from({**given, "options": {"account": "claimed"}})
-    claimed = planned_mechanism(settings, dataset_size=60000)
+    for accountant in ("pld", "rdp"):
+        proved = planned_mechanism(settings_from({**given, "accountant": accountant}), dataset_size=60000)
+        assert 2.9 < proved.epsilon_after(proved.releases, delta=1e-5, accountant=accountant) <= 3.0
+    settings = settings_from({"method": "dpsur", "dataset": "digits", "options": {"account": "claimed"}})
+    claimed = planned_mechanism(settings, dataset_size=1437)
     assert 2.9 < claimed.claims_after(claimed.releases, delta=1e-5)[0].value <= 3.0
-    assert claimed.epsilon_after(claimed.releases, delta=1e-5, accountant="rdp") > 3.5
+    assert claimed.epsilon_after(claimed.releases, delta=1e-5, accountant="pld") > 3.2
+
+
+def test_every_attempt_is_charged_from_the_start():
+    promise = mechanism(noise_multiplier=5.0, validation_noise=3.0, max_attempts=30)
+    expected = epsilon_by_attempts(promise.release, max_attempts=30, delta=1e-5)
+    for releases in (0, 1, 3):
+        assert promise.epsilon_after(releases, delta=1e-5, accountant="pld") == pytest.approx(expected)
+
+
+def test_a_cap_that_is_never_reached_may_be_charged_by_releases():
+    few = mechanism(sample_rate=0.1, noise_multiplier=4.0, validation_rate=1e-6, validation_noise=30.0, threshold=0.0)
+    promise = replace(few, releases=100, max_attempts=1000)
+    given_up = give_up_probability(promise.release, releases=100, max_attempts=1000)
+    assert 0 < given_up < 1e-9
+    by_attempts = epsilon_by_attempts(promise.release, max_attempts=1000, delta=1e-5)
+    by_releases = epsilon_by_releases(promise.release, releases=100, delta=1e-5, max_attempts=1000)
+    assert by_releases < by_attempts
+    assert promise.epsilon_after(100, delta=1e-5, accountant="pld") == pytest.approx(by_releases, rel=0.02)
+    # A cap that some data would reach says something, and the selection's bound does not cover that.
+    tight = replace(promise, max_attempts=200)
+    assert tight.epsilon_after(1, delta=1e-5, accountant="pld") == pytest.approx(
+        epsilon_by_attempts(promise.release, max_attempts=200, delta=1e-5), rel=1e-6
+    )
+
+
+def rejecting(monkeypatch: pytest.MonkeyPatch, *passes: bool) -> None:
+    """Let the tests end as told, and then be passed."""
+    verdicts = list(passes)
+    monkeypatch.setattr(SelectiveUpdates, "_passes", lambda self, raw_change: verdicts.pop(0) if verdicts else True)
+
+
+def test_the_run_ends_when_its_attempts_are_used_up(monkeypatch):
+    engine, model, _ = run(mechanism(validation_noise=1.0, max_attempts=6))
+    rejecting(monkeypatch, False, True, *[False] * 20)
+    releases = engine.releases(F.cross_entropy)
+    assert next(releases) == 1
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(GaveUpError, match=r"max_attempts=6\) at release 2"):
+        next(releases)
+    assert engine.released == 1
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_one_release_may_not_use_more_attempts_than_a_lost_one_is_charged(monkeypatch):
+    promise = mechanism(validation_noise=1.0, max_attempts=10_000)
+    engine, _, _ = run(promise)
+    tries: list[float] = []
+    monkeypatch.setattr(SelectiveUpdates, "_passes", lambda self, raw_change: tries.append(raw_change))
+    with pytest.raises(GaveUpError):
+        next(engine.releases(F.cross_entropy))
+    assert len(tries) == most_attempts_at_once(promise.release) < 200
+
+
+def test_a_resumed_run_gets_no_fresh_attempts(monkeypatch):
+    promise = mechanism(validation_noise=1.0, max_attempts=6)
+    engine, _, _ = run(promise)
+    rejecting(monkeypatch, False, False, False, True)
+    next(engine.releases(F.cross_entropy))
+    state = engine.state_dict()
+    resumed, _, _ = run(promise)
+    resumed.load_state_dict(state)
+    rejecting(monkeypatch, False, False)
+    with pytest.raises(GaveUpError):
+        next(resumed.releases(F.cross_entropy))
+
+
+def test_a_lost_release_is_charged_with_the_most_that_it_can_have_tried(monkeypatch):
+    promise = mechanism(validation_noise=1.0, max_attempts=200)
+    most = most_attempts_at_once(promise.release)
+    assert 100 < most < 200
+    engine, _, _ = run(promise)
+    state = engine.state_dict()
+    engine.load_state_dict(state, lost=1)
+    procedure = engine._procedure
+    assert isinstance(procedure, SelectiveUpdates)
+    assert procedure._attempts_left == 200 - most
+    engine.load_state_dict(state, lost=2)
+    with pytest.raises(GaveUpError):
+        next(engine.releases(F.cross_entropy))
+
+
+def test_attempts_of_an_interrupted_release_are_forgotten(monkeypatch):
+    """Nothing of them is shown, so they are not among the attempts that what is shown depends on."""
+    engine, _, _ = run(mechanism(validation_noise=1.0, max_attempts=3))
+
+    def interrupted(self: SelectiveUpdates, raw_change: float) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SelectiveUpdates, "_passes", interrupted)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            next(engine.releases(F.cross_entropy))
+    rejecting(monkeypatch)
+    assert list(engine.releases(F.cross_entropy)) == [1, 2, 3]
+
+
+def test_a_ledger_without_a_cap_is_read_as_before():
+    old = {name: value for name, value in mechanism().to_dict().items() if name != "max_attempts"}
+    promise = DpsurMechanism.from_dict(old)
+    assert promise.max_attempts is None
+    assert promise.to_dict() == old, "a run that was begun with it could not be resumed"
+    assert promise.accountants == ("rdp",)
+    assert promise.epsilon_after(0, delta=1e-5, accountant="rdp") == 0
+    capped = replace(promise, max_attempts=9)
+    assert DpsurMechanism.from_dict(capped.to_dict()) == capped
+    assert capped.accountants == ("pld", "rdp")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"threshold": -50.0}}, r"threshold=-50\.0 and validation_noise=1\.3 are not allowed together"),
+        ({"options": {"threshold": -50.0}, "max_attempts": 10**6}, r"max_attempts=1000000 is not allowed"),
+        ({"max_attempts": 30}, r"max_attempts=30 is not allowed: dpsur counts the attempts of the whole run"),
+        ({"options": {"validation_noise": 0.01}}, r"threshold=-1\.0 and validation_noise=0\.01 are not allowed"),
+        (
+            {"options": {"validation_noise": 0.01, "threshold": 0.0}},
+            r"validation_noise=0\.01 is not allowed: it is so small",
+        ),
+        ({"options": {"validation_noise": 0.01}, "noise_multiplier": 2.0, "max_attempts": 99}, "it is so small"),
+        ({"options": {"validation_noise": 0.01, "threshold": 0.0, "account": "claimed"}}, "it is so small"),
+    ],
+)
+def test_settings_that_cannot_end_or_prove_nothing_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        planned_mechanism(settings_from({"method": "dpsur", **settings}), dataset_size=1437)
+
+
+def test_a_promise_without_a_cap_refuses_a_threshold_that_nothing_passes():
+    with pytest.raises(InputError, match=r"threshold=-50\.0 is not allowed without max_attempts"):
+        run(mechanism(validation_noise=1.0, threshold=-50.0))
+
+
+def test_the_cap_on_attempts_is_a_setting():
+    settings = settings_from({"method": "dpsur", "max_attempts": 500})
+    promise = planned_mechanism(settings, dataset_size=1437)
+    assert isinstance(promise, DpsurMechanism)
+    assert promise.max_attempts == 500
+    default = planned_mechanism(settings_from({"method": "dpsur"}), dataset_size=1437)
+    assert isinstance(default, DpsurMechanism)
+    assert default.max_attempts is not None
+    assert default.max_attempts < 500
+    assert default.noise_multiplier < promise.noise_multiplier
 
 
 def test_a_budget_below_the_cost_of_selection_is_refused():

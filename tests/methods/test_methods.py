@@ -125,6 +125,6 @@ def test_bad_settings_are_refused_with_the_reason(overrides, message):
 
 
 def test_an_accountant_without_a_proof_for_the_method_is_refused():
-    settings = settings_from({"method": "dpsur", "accountant": "pld", "noise_multiplier": 2.0})
+    settings = settings_from({"method": "dpagd", "accountant": "pld"})
     with pytest.raises(InputError, match="accountant='pld'"):
         planned_mechanism(settings, dataset_size=1000)
