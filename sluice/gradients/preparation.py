@@ -25,7 +25,8 @@ from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signatu
 from sluice.gradients.trees import apply, channels_last, tensors_in
 from sluice.gradients.verification import Subject, verify
 
-#: So many shapes of one kind of batch are checked, and so many losses; texts of all lengths would be checked for ever.
+#: How many shapes of one kind of batch are checked, and how many losses. Variable-length text has a new shape at almost
+#: every batch.
 CHECKS = 8
 
 

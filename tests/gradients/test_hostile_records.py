@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
+from sluice import PrivacyEngine
+from sluice.gate import ClippingBiasGate
 from sluice.gradients import NonFiniteGradientWarning, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.scaling import Clip
@@ -109,13 +112,13 @@ def _quiet():
 @pytest.mark.parametrize("run", [by_chunks, by_loop])
 @pytest.mark.parametrize("make", MODELS)
 def test_a_record_of_any_scale_leaves_the_run_alive_and_its_share_bounded(make, run):
-    """Compared with a batch in which that record adds nothing. Every fourth time the record is in the first batch."""
+    """Compared with a batch in which that record adds nothing. Large ones are in the first batch that an engine sees."""
     model, x, y = make(), torch.randn(5, 1, 6, 6), torch.randint(0, 3, (5,))
     engine = PerSampleGradients(model, loss_reduction="mean")
     torch.manual_seed(0)
     rest = run(engine, hostile(x, float("nan")), y)
-    for i, value in enumerate(VALUES):
-        if i % 4 == 1:
+    for value in VALUES:
+        if 1e6 <= value <= 1e19:
             engine = PerSampleGradients(model, loss_reduction="mean")
         torch.manual_seed(0)
         total = run(engine, hostile(x, value), y)
@@ -135,3 +138,33 @@ def test_such_a_record_does_not_change_what_the_others_add(make):
         torch.manual_seed(0)
         found = engine.norms(hostile(x, value), y, functional.cross_entropy)
         torch.testing.assert_close(found[others], expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("ordinary_loop", [False, True])
+def test_a_whole_run_survives_such_records(ordinary_loop):
+    """With a gate, and with the record in nearly every batch, the first one included."""
+    for value in (1e-38, 1e6, 1e12, 1e19, 3e38, float("nan")):
+        x, y = torch.randn(30, 1, 6, 6), torch.randint(0, 3, (30,))
+        model = cnn()
+        engine = PrivacyEngine(seed=3, accountant="rdp")
+        _, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=TensorDataset(hostile(x, value), y),
+            noise_multiplier=1.0,
+            max_grad_norm=BOUND,
+            releases=2,
+            sample_rate=0.9,
+            gate=ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, small_norm=0.2),
+        )
+        try:
+            if ordinary_loop:
+                for inputs, target in loader:
+                    functional.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+            else:
+                list(engine.releases(functional.cross_entropy))
+        finally:
+            engine.close()
+        assert engine.released == 2
+        assert all(p.isfinite().all() for p in model.parameters())

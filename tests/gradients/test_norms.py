@@ -30,7 +30,7 @@ def two_tones(share: float, *, positions: int, inputs: int, few: bool) -> tuple[
 
     ``few``: all but two positions have no derivative at all.
     """
-    n = 200
+    n = 100
     base, change = torch.rand(n, 1, inputs) + 0.5, torch.randn(n, 1, inputs)
     base[n // 2 :] = base[n // 2 :, :, :1]
     change *= share**0.5 * base.norm(dim=2, keepdim=True) / change.norm(dim=2, keepdim=True)
@@ -44,7 +44,7 @@ def two_tones(share: float, *, positions: int, inputs: int, few: bool) -> tuple[
 
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("share", [3e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
-@pytest.mark.parametrize(("positions", "inputs"), [(8, 64), (100, 512), (1000, 27)])
+@pytest.mark.parametrize(("positions", "inputs"), [(8, 64), (100, 512), (500, 27)])
 def test_cancellation_never_makes_a_norm_too_small(few, share, positions, inputs):
     a, b = two_tones(share, positions=positions, inputs=inputs, few=few)
     truth = exact(a, b)
