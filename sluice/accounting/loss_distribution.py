@@ -98,7 +98,10 @@ class _Release:
         of_one, of_one_off = _tail(sign * u)
         rounding = of_ratio_off + (1.0 + abs(tilt) + np.abs(growth)) * of_one_off
         gain = np.maximum(sign * (c * of_one - of_ratio), 0.0) + rounding
-        return gain * (self.q * ratio) if self.direction == "remove" else gain * (self.q * ratio) * at.k
+        if self.direction == "remove":
+            return gain * (self.q * ratio)
+        # A ratio that was cut off would make this too small; the whole of Z is always enough.
+        return np.where(growth < _LARGEST, gain * (self.q * ratio) * at.k, z)
 
     def range(self, upper_tail: float) -> tuple[float, float]:
         """Losses outside this range have less than ``upper_tail`` above and next to nothing below."""

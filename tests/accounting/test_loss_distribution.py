@@ -230,3 +230,12 @@ def test_mass_at_infinity_composes_and_counts_fully():
     composed = compose([(losses, 3)], tilt=1.0, max_points=1 << 10)
     assert composed.delta(50.0) == pytest.approx(1 - 0.99**3, rel=1e-9)
     assert composed.epsilon(0.02, near=0.2) == math.inf
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.3, 1.0])
+def test_the_curve_is_whole_at_losses_beyond_all_numbers(rate):
+    """Where e^-epsilon has no float any more, adding a record is still told apart with probability one."""
+    event = release(rate, 2.0)
+    found = hockey_stick_bound(event, "add", np.array([-math.inf, -700.0, -695.0, -600.0]), pieces=1)
+    assert found == pytest.approx(np.ones(4), abs=1e-12)
+    assert (found >= 1 - 1e-15).all()
