@@ -87,7 +87,8 @@ class _Release:
         difference of tails is at most that, so rounding of ``u`` costs nothing to first order.
         """
         mu, z = self.mu, (1 - self.q) + self.q * mean_ratio
-        growth = np.minimum(at.growth * (z / (self.q * ratio)), _LARGEST)
+        scale = z / (self.q * ratio)
+        growth = np.minimum(at.growth, _LARGEST / max(scale, 1.0)) * scale
         tilt = (mean_ratio - ratio) / ratio
         c = (1.0 + tilt) + growth
         # Where c is not positive the tail is all or nothing, and the logarithm of 0, -inf, says which.
@@ -101,7 +102,7 @@ class _Release:
         if self.direction == "remove":
             return gain * (self.q * ratio)
         # A ratio that was cut off would make this too small; the whole of Z is always enough.
-        return np.where(growth < _LARGEST, gain * (self.q * ratio) * at.k, z)
+        return np.where(at.growth < _LARGEST / max(scale, 1.0), gain * (self.q * ratio) * at.k, z)
 
     def range(self, upper_tail: float) -> tuple[float, float]:
         """Losses outside this range have less than ``upper_tail`` above and next to nothing below."""
