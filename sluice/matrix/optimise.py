@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,9 @@ Objective = Literal["mean", "largest"]
 MAX_BUFFERS = 8
 _ITERATIONS = 500
 _LARGEST_DECAY = 1 - 1e-7
-_HOPELESS = 1e30
+# Below 1 by more than the rounding errors of a sum.
+_LARGEST_SCALE = 1 - 1e-12
+_LARGEST_ERROR = 1e30
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,53 +84,93 @@ def optimise_blt(
     participations: int = 1,
     separation: int = 1,
 ) -> BufferedLinearToeplitz:
-    """A buffered linear strategy of least error: the best of a few searches from fixed starting points."""
+    """A buffered linear strategy of least error: the best of a few searches from fixed starting points.
+
+    Guarantee:
+        Whatever the workload, its coefficients are non-negative and never increase, so that its sensitivity is known for
+        every separation: no other strategies are searched.
+    """
     _check(workload, objective=objective, participations=participations, separation=separation)
-    validate.positive_integer(buffers=buffers)
-    if buffers > MAX_BUFFERS:
-        raise InputError(f"buffers={buffers} is not allowed: more than {MAX_BUFFERS} bring nothing.")
-    loss = _loss_of(workload, objective=objective, participations=participations, separation=separation)
-    lags = np.arange(workload.steps - 1, dtype=float)
-
-    def unpack(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return _LARGEST_DECAY / (1 + np.exp(-parameters[:buffers])), np.exp(parameters[buffers:])
-
-    def evaluate(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        decay, scale = unpack(parameters)
-        powers = decay ** lags[:, None]
-        value, gradient = loss(np.concatenate([[1.0], powers @ scale]))
-        by_scale = gradient[1:] @ powers
-        by_decay = (gradient[1:] * lags) @ (powers / decay) * scale
-        return value, np.concatenate([by_decay * decay * (1 - decay / _LARGEST_DECAY), by_scale * scale])
-
+    require_buffers(buffers)
+    search = _BltSearch(
+        loss=_loss_of(workload, objective=objective, participations=participations, separation=separation),
+        lags=np.arange(workload.steps - 1, dtype=float),
+    )
     target = series.inverse(_half_power(workload))
-    best: optimize.OptimizeResult | None = None
-    for longest in sorted({float(max(workload.steps, 4)), float(max(separation, 4)), max(workload.steps, 16) / 4}):
-        memory = np.geomspace(1.5, longest, buffers) if buffers > 1 else np.array([math.sqrt(longest)])
+    longest_memories = {float(max(workload.steps, 4)), float(max(separation, 4)), max(workload.steps, 16) / 4}
+    starts = [
+        search.fitted(target, memory=np.geomspace(1.5, longest, buffers) if buffers > 1 else np.sqrt([longest]))
+        for longest in sorted(longest_memories)
+    ]
+    return min((search.improved(start) for start in starts), key=search.loss_at)
+
+
+@dataclass(frozen=True)
+class _BltSearch:
+    """Buffered linear strategies as points of a box, all of which have coefficients that never increase.
+
+    A point is the log-odds of each decay, the logarithm of each buffer's share of the scale, and the sum of the scale,
+    which is the second coefficient: at most the first, 1.
+
+    Attributes:
+        loss: of a column of coefficients, with its gradient.
+        lags: 0, 1, ... for the second, third, ... coefficient.
+    """
+
+    loss: Callable[[Series], tuple[float, np.ndarray]]
+    lags: np.ndarray
+
+    def fitted(self, target: Series, *, memory: np.ndarray) -> np.ndarray:
+        """The point with buffers of the given memories whose coefficients are nearest the target."""
         decay = np.exp(-1 / memory)
-        scale, _ = optimize.nnls(decay ** lags[:, None], target[1:]) if workload.steps > 1 else (np.ones(buffers), 0)
+        scale = optimize.nnls(decay ** self.lags[:, None], target[1:])[0] if len(self.lags) else np.ones(len(decay))
         scale = np.maximum(scale, 1e-3)
-        start = np.concatenate([np.log(decay / (1 - decay)), np.log(scale * min(1.0, 0.9 / scale.sum()))])
+        total = min(float(scale.sum()), 0.9)
+        return np.concatenate([np.log(decay / (1 - decay)), np.log(scale / scale.sum()), [total]])
+
+    def improved(self, start: np.ndarray) -> BufferedLinearToeplitz:
+        """The strategy of the local minimum that a search from here ends in."""
+        buffers = len(start) // 2
         found = optimize.minimize(
-            evaluate,
+            self._evaluate,
             start,
             jac=True,
             method="L-BFGS-B",
-            bounds=[(-8.0, 16.0)] * buffers + [(-14.0, 0.0)] * buffers,
+            bounds=[(-8.0, 16.0)] * buffers + [(-14.0, 14.0)] * buffers + [(0.0, _LARGEST_SCALE)],
             options={"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "ftol": 1e-12, "gtol": 1e-8},
         )
-        if unpack(found.x)[1].sum() <= 1 and (best is None or found.fun < best.fun):
-            best = found
-    if best is None:
-        raise InputError(
-            f"no buffered linear strategy with decreasing coefficients was found for {workload!r} with "
-            f"buffers={buffers}: use another number of buffers, or a banded strategy."
+        decay, share, total = self._unpack(found.x)
+        order = np.argsort(-decay)
+        return BufferedLinearToeplitz(
+            decay=tuple(float(value) for value in decay[order]),
+            scale=tuple(float(value) for value in total * share[order]),
         )
-    decay, scale = unpack(best.x)
-    order = np.argsort(-decay)
-    return BufferedLinearToeplitz(
-        decay=tuple(float(value) for value in decay[order]), scale=tuple(float(value) for value in scale[order])
-    )
+
+    def loss_at(self, strategy: BufferedLinearToeplitz) -> float:
+        return self.loss(strategy.coefficients(len(self.lags) + 1))[0]
+
+    @staticmethod
+    def _unpack(point: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        odds, logits = np.split(point[:-1], 2)
+        share = np.exp(logits - logits.max())
+        return _LARGEST_DECAY / (1 + np.exp(-odds)), share / share.sum(), float(point[-1])
+
+    def _evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+        decay, share, total = self._unpack(point)
+        powers = decay ** self.lags[:, None]
+        value, gradient = self.loss(np.concatenate([[1.0], powers @ share * total]))
+        by_scale = gradient[1:] @ powers
+        by_decay = (gradient[1:] * self.lags) @ (powers / decay) * share * total
+        by_total = float(share @ by_scale)
+        by_odds = by_decay * decay * (1 - decay / _LARGEST_DECAY)
+        return value, np.concatenate([by_odds, total * share * (by_scale - by_total), [by_total]])
+
+
+def require_buffers(buffers: int) -> None:
+    """Refuse a number of buffers that no search is made for."""
+    validate.positive_integer(buffers=buffers)
+    if buffers > MAX_BUFFERS:
+        raise InputError(f"buffers={buffers} is not allowed: it must be at most {MAX_BUFFERS}; more bring nothing.")
 
 
 def _check(workload: Workload, *, objective: str, participations: int, separation: int) -> None:
@@ -170,9 +213,9 @@ def _loss_of(
             error = float(filtered @ weighted)
         moved = series.repeated(column, count=participations, separation=separation)
         squared = float(moved @ moved)
-        if not 0 < error < _HOPELESS:
+        if not 0 < error < _LARGEST_ERROR:
             # Too long a step of the line search, to where the inverse grows without bound: it turns back.
-            return 2 * math.log(_HOPELESS), np.zeros(steps)
+            return 2 * math.log(_LARGEST_ERROR), np.zeros(steps)
         by_error = -2 * series.transposed_multiply(series.multiply(inverse, filtered), weighted) / error
         by_norm = 2 * series.transposed_repeated(moved, count=participations, separation=separation) / squared
         return math.log(error) + math.log(squared), by_error + by_norm

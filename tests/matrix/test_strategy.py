@@ -142,6 +142,65 @@ def test_blt_errors_agree_with_jax_privacy(
     assert (getattr(error, objective) * error.sensitivity) ** 2 == pytest.approx(squared, rel=3e-6)
 
 
+def score(strategy: Strategy, workload: Workload, *, participations: int, separation: int) -> float:
+    error = strategy.error(workload, participations=participations, separation=separation)
+    return error.mean * error.sensitivity
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize(
+    ("steps", "separation"),
+    [(10, 1), (10, 2), (50, 1), (50, 5), (200, 20), (200, 100), pytest.param(2000, 200, marks=pytest.mark.slow)],
+)
+def test_blt_is_found_for_every_momentum_and_beats_what_it_should(steps: int, separation: int, momentum: float) -> None:
+    workload = momentum_workload(steps, momentum)
+    apart = {"participations": 1 if separation == 1 else steps // separation, "separation": separation}
+    independent = score(identity(), workload, **apart)
+    found = []
+    for buffers in (1, 2, 3, 4):
+        strategy = optimise_blt(workload, buffers=buffers, **apart)
+        column = strategy.coefficients(steps)
+        assert column.min() >= 0
+        assert np.diff(column).max() <= 0
+        made_for_sums = optimise_blt(prefix_sums(steps), buffers=buffers, **apart)
+        found.append(score(strategy, workload, **apart))
+        assert found[-1] < 0.9 * independent
+        assert found[-1] <= score(made_for_sums, workload, **apart) * (1 + 1e-6)
+    assert all(more <= fewer * (1 + 1e-6) for fewer, more in itertools.pairwise(found))
+    if separation == 1:
+        # The best of all Toeplitz strategies, increasing ones included.
+        dense = score(optimise_banded(workload, bands=steps), workload, **apart)
+        assert dense * (1 - 1e-9) <= found[-1] < 1.01 * dense
+
+
+@pytest.mark.parametrize("rates", [np.linspace(1, 0.02, 50), (1 + np.cos(np.linspace(0, 3.1, 50))) / 2])
+@pytest.mark.parametrize("separation", [1, 10])
+def test_blt_is_found_for_learning_rate_schedules(rates: np.ndarray, separation: int) -> None:
+    workload = momentum_workload(50, 0.9, rates)
+    apart = {"participations": 1 if separation == 1 else 5, "separation": separation}
+    strategy = optimise_blt(workload, buffers=3, **apart)
+    constant = optimise_blt(momentum_workload(50, 0.9), buffers=3, **apart)
+    assert score(strategy, workload, **apart) <= score(constant, workload, **apart) * (1 + 1e-6)
+    assert score(strategy, workload, **apart) < 0.9 * score(identity(), workload, **apart)
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_blt_is_as_good_as_a_blind_search(buffers: int) -> None:
+    """A search that knows no gradient and no bounds but those of the class itself."""
+    workload, apart = momentum_workload(30, 0.95), {"participations": 5, "separation": 6}
+
+    def value(point: np.ndarray) -> float:
+        decay, scale = np.clip(point[:buffers], 0, 0.999), np.maximum(point[buffers:], 0)
+        scale *= min(1.0, (1 - 1e-12) / max(scale.sum(), 1e-12))
+        return score(BufferedLinearToeplitz(decay=tuple(decay), scale=tuple(scale)), workload, **apart)
+
+    generator = np.random.default_rng(3)
+    blind = min(
+        optimize.minimize(value, generator.uniform(0.1, 0.9, 2 * buffers), method="Nelder-Mead").fun for _ in range(6)
+    )
+    assert score(optimise_blt(workload, buffers=buffers, **apart), workload, **apart) <= blind * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("steps", [64, 1024])
 def test_all_bands_reach_the_known_optimum_of_the_largest_error(steps: int) -> None:
     # Fichtenberger, Henzinger and Upadhyay (2023): the square root of the prefix-sum matrix, sum of squared halves.
