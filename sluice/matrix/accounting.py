@@ -16,6 +16,9 @@ from sluice.matrix.series import Series
 from sluice.matrix.strategy import BandedToeplitz, Strategy
 from sluice.noise import RELEASE_GRID
 
+LOWEST_NOISE = 0.01
+HIGHEST_NOISE = 1e6
+
 
 def accounted_coefficients(strategy: Strategy, *, steps: int, noise_multiplier: float) -> Series:
     """How far one record moves each row of ``C G`` that follows its participation, in standard deviations of z.
@@ -26,7 +29,7 @@ def accounted_coefficients(strategy: Strategy, *, steps: int, noise_multiplier: 
         once; what this leaves open is added to each diagonal of the band here (docs/matrix.md, section 3).
     """
     validate.positive_integer(steps=steps)
-    validate.positive(noise_multiplier=noise_multiplier)
+    require_noise(noise_multiplier)
     column = np.abs(strategy.coefficients(steps))
     norm = float(np.linalg.norm(column))
     share = RELEASE_GRID * noise_multiplier
@@ -34,6 +37,16 @@ def accounted_coefficients(strategy: Strategy, *, steps: int, noise_multiplier: 
     if strategy.bands is not None:
         moved[strategy.bands :] = 0.0
     return np.asarray(moved)
+
+
+def require_noise(noise_multiplier: float) -> None:
+    """Refuse noise that hides nothing or everything, for which the accountants' numbers would overflow."""
+    validate.positive(noise_multiplier=noise_multiplier)
+    if not LOWEST_NOISE <= noise_multiplier <= HIGHEST_NOISE:
+        raise InputError(
+            f"noise_multiplier={noise_multiplier} is not allowed with correlated noise: it must be from "
+            f"{LOWEST_NOISE:g} to {HIGHEST_NOISE:g}."
+        )
 
 
 def require_non_negative(strategy: Strategy, *, accountant: str) -> None:

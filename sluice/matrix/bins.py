@@ -33,6 +33,9 @@ Direction = Literal["remove", "add"]
 _VALUES_PER_CHUNK = 1 << 20
 _NEWTON_STEPS = 60
 _PRECISION = 1e-11
+_LARGEST_EXPONENT = 700.0
+# More than a difference of two probabilities loses to rounding.
+_CANCELLATION = 1e-15
 # Normal probabilities below this are zero in double precision.
 _LOWEST_EDGE = -40.0
 
@@ -73,13 +76,14 @@ class BinsPair:
     def largest_value(self, direction: Direction, epsilon: float) -> float:
         """A bound on every value of the estimates below, by proof (docs/matrix.md, section 5)."""
         if direction == "remove":
-            return math.exp(self._log_bound(self.tilt(epsilon), epsilon))
+            return math.exp(min(self._log_bound(self.tilt(epsilon), epsilon), _LARGEST_EXPONENT)) + _CANCELLATION
         # By Jensen's inequality L is at least a log-normal along the mean of the means.
         gram = self.gram
         length = math.sqrt(float(gram.mean()))
         half = float(gram.diagonal().mean()) / 2
         edge = (half - epsilon) / length
-        return float(ndtr(edge) - np.exp(epsilon - half + length**2 / 2 + log_ndtr(edge - length)))
+        with_record = np.exp(epsilon - half + length**2 / 2 + log_ndtr(edge - length))
+        return max(float(ndtr(edge) - with_record), 0.0) + _CANCELLATION
 
     def tilt(self, epsilon: float) -> float:
         """The factor s by which means are moved out; any is sound, and this one has the least bound."""
@@ -121,7 +125,7 @@ class BinsPair:
         log_ratio = _log_mean_exp(exponents)
         log_tilted = _log_mean_exp(tilt * exponents - (tilt**2 - tilt) * squares / 2)
         gain = -np.expm1(np.minimum(epsilon - log_ratio, 0.0))
-        return np.where(log_ratio > epsilon, gain * np.exp(np.minimum(log_ratio - log_tilted, 700.0)), 0.0)
+        return np.where(log_ratio > epsilon, gain * np.exp(np.minimum(log_ratio - log_tilted, _LARGEST_EXPONENT)), 0.0)
 
     def _add(self, epsilon: float, normals: Array) -> Array:
         """Along the mean of the means: the expectation of ``max(0, 1 - e^eps L)`` on that line."""

@@ -17,11 +17,13 @@ from scipy.special import expit, logit
 
 from sluice import validate
 from sluice.accounting.composition import Factors, GridTooLargeError, best_tilt, compose
+from sluice.errors import InputError
 from sluice.matrix.accounting import accounted_coefficients, require_non_negative
-from sluice.matrix.mixture_loss import Direction, Mixture, mixture_loss, sum_of_coins
+from sluice.matrix.mixture_loss import REACH, Direction, Mixture, mixture_loss, sum_of_coins
 from sluice.matrix.strategy import Strategy
 
 DEFAULT_TAIL_SHARE = 0.3
+SMALLEST_DELTA = 1e-12
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 _MAX_POINTS = 1 << 20
 _CELLS = 512
@@ -71,6 +73,11 @@ def conditional_epsilon(
         section 6). For a strategy with one band it is the bound of plain DP-SGD.
     """
     validate.open_fraction(delta=delta, tail_share=tail_share)
+    if delta < SMALLEST_DELTA:
+        raise InputError(
+            f"delta={delta} is not allowed with conditional composition: it must be at least {SMALLEST_DELTA:g}, far "
+            "above the rounding errors of its loss distributions."
+        )
     moved = _checked_coefficients(strategy, steps=steps, sample_rate=sample_rate, noise_multiplier=noise_multiplier)
     return _solve(moved, sample_rate, delta, tail_share * delta if len(moved) > 1 else 0.0)
 
@@ -127,7 +134,7 @@ def _solve(moved: _Moved, sample_rate: float, delta: float, tail: float) -> Cond
     ]
     epsilon = max(_epsilon(mixtures, direction, delta=delta - tail) for direction in _DIRECTIONS)
     return ConditionalEpsilon(
-        epsilon=epsilon, delta=delta, tail_probability=tail, participation_bounds=tuple(float(p) for p in bounds)
+        epsilon=float(epsilon), delta=delta, tail_probability=tail, participation_bounds=tuple(float(p) for p in bounds)
     )
 
 
@@ -166,7 +173,9 @@ def participation_bounds(coefficients: np.ndarray, *, sample_rate: float, steps:
 
 
 def _epsilon(mixtures: list[tuple[Mixture, int]], direction: Direction, *, delta: float) -> float:
-    spacing = _SPACING
+    # The loss at the last place that is looked at, as far as it may be above 0.
+    longest = max(float(mixture.means.max()) for mixture, _ in mixtures)
+    spacing = max(_SPACING, longest * (longest + REACH) / _MAX_POINTS)
     while True:
         factors: Factors = [(mixture_loss(mixture, direction, spacing=spacing), count) for mixture, count in mixtures]
         tilt, guess = best_tilt(factors, delta=delta)

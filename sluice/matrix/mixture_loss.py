@@ -14,7 +14,7 @@ from sluice.accounting.loss_distribution import LossDistribution
 Array = np.ndarray
 Direction = Literal["remove", "add"]
 
-_REACH = 10.0
+REACH = 10.0
 _ENDS = 4001
 _FINER = 16
 _VALUES_PER_CHUNK = 1 << 21
@@ -92,7 +92,7 @@ def mixture_loss(mixture: Mixture, direction: Direction, *, spacing: float) -> L
     Guarantee:
         Its curve is nowhere below the true one, but for rounding errors of the order of 1e-15.
     """
-    ends = np.linspace(-_REACH, float(mixture.means.max()) + _REACH, _ENDS)
+    ends = np.linspace(-REACH, float(mixture.means.max()) + REACH, _ENDS)
     losses, with_record = _at_ends(mixture, ends, direction)
     if direction == "remove":
         without = ndtr(-ends)

@@ -16,12 +16,14 @@ import numpy as np
 from sluice import validate
 from sluice.accounting.search import smallest_reaching
 from sluice.errors import InputError
+from sluice.matrix.accounting import LOWEST_NOISE
 from sluice.matrix.bins import BinsPair, Direction
 from sluice.matrix.confidence import expected_excess, upper_mean
 from sluice.matrix.strategy import Strategy
 
 DEFAULT_SAMPLES = 500_000
 SMALLEST_SAMPLES = 1000
+LARGEST_SAMPLES = 10_000_000
 FAILURE_SHARE = 0.01
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 _PILOT_SAMPLES = 40_000
@@ -29,8 +31,10 @@ _PILOT_ERRORS = 2.0
 _ATTEMPTS = 12
 _MARGIN = 0.004
 _LARGEST_EPSILON = 200.0
-# Covers the precision of roots and error functions, which is far better.
+_LARGEST_NOISE = 1e5
+# Cover the precision of roots and error functions, which is far better, and the cancellation in their differences.
 _ROUNDING = 1 + 1e-6
+_CANCELLATION = 1e-14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ def monte_carlo_delta(
         :class:`sluice.matrix.batches.BallsInBins` batches is (epsilon, delta)-differentially private, including the
         choice of the seed, for gradients chosen adaptively (docs/matrix.md, section 5).
     """
-    validate.non_negative(epsilon=epsilon)
+    _require_epsilon(epsilon)
     _check_sampling(samples=samples, failure_probability=failure_probability)
     seed = secrets.randbits(63) if seed is None else seed
     pair = BinsPair.of(strategy, steps=steps, bins=bins, noise_multiplier=noise_multiplier)
@@ -101,7 +105,7 @@ def monte_carlo_delta(
         values = pair.estimates(direction, epsilon=epsilon, samples=samples, seed=seed)
         largest = pair.largest_value(direction, epsilon)
         bound = upper_mean(values, largest=largest, failure_probability=failure_probability / 2)
-        bounds.append(min(1.0, bound * _ROUNDING))
+        bounds.append(min(1.0, bound * _ROUNDING + _CANCELLATION))
         means.append(float(values.mean()))
     charge = failure_probability if charge is None else charge
     if charge < failure_probability:
@@ -154,6 +158,7 @@ def monte_carlo_epsilon(
         samples=samples,
         seed=seed,
         guess=1.0,
+        lowest=1e-4,
         highest=_LARGEST_EPSILON,
         refused=f"no epsilon up to {_LARGEST_EPSILON:g} holds at noise_multiplier={noise_multiplier}: use more noise.",
     )
@@ -171,6 +176,7 @@ def calibrate_balls_in_bins(
 ) -> MonteCarloDelta:
     """Certify a noise multiplier for this epsilon and delta: nearly the smallest. Its Guarantee is that of the delta."""
     validate.positive(epsilon=epsilon)
+    _require_epsilon(epsilon)
     validate.open_fraction(delta=delta)
 
     def certify(noise_multiplier: float, check_seed: int, failure: float) -> MonteCarloDelta:
@@ -193,8 +199,10 @@ def calibrate_balls_in_bins(
         samples=samples,
         seed=seed,
         guess=math.sqrt(math.ceil(steps / bins)) / min(epsilon, 3.0),
-        highest=1e5,
-        refused=f"no noise multiplier up to 1e5 reaches epsilon={epsilon} at delta={delta}: use a larger epsilon.",
+        lowest=LOWEST_NOISE,
+        highest=_LARGEST_NOISE,
+        refused=f"no noise multiplier up to {_LARGEST_NOISE:g} reaches epsilon={epsilon} at delta={delta}: use a "
+        "larger epsilon, or more samples.",
     )
 
 
@@ -206,6 +214,7 @@ def _pilot_then_certify(
     samples: int,
     seed: int | None,
     guess: float,
+    lowest: float,
     highest: float,
     refused: str,
 ) -> MonteCarloDelta:
@@ -224,7 +233,7 @@ def _pilot_then_certify(
         worst = 0.0
         for direction in _DIRECTIONS:
             values = pair.estimates(direction, epsilon=epsilon, samples=min(_PILOT_SAMPLES, samples), seed=seeds[0])
-            largest = max(pair.largest_value(direction, epsilon), 1e-300)
+            largest = pair.largest_value(direction, epsilon)
             excess = expected_excess(
                 variance=float(values.var()), largest=largest, samples=samples, failure_probability=failure / 4
             )
@@ -234,7 +243,7 @@ def _pilot_then_certify(
         return worst + failure
 
     found = smallest_reaching(
-        predicted, target=delta, guess=guess, slack=0.02, lowest=1e-4, highest=highest, slope=10.0
+        predicted, target=delta, guess=guess, slack=0.02, lowest=lowest, highest=highest, slope=10.0
     )
     if found is None:
         raise InputError(refused)
@@ -247,8 +256,21 @@ def _pilot_then_certify(
     raise InputError(f"samples={samples} is not enough to certify delta={delta}: use more samples.")
 
 
+def _require_epsilon(epsilon: float) -> None:
+    validate.non_negative(epsilon=epsilon)
+    if epsilon > _LARGEST_EPSILON:
+        raise InputError(
+            f"epsilon={epsilon} is not allowed with balls-in-bins batches: it must be at most {_LARGEST_EPSILON:g}."
+        )
+
+
 def _check_sampling(*, samples: int, failure_probability: float) -> None:
-    validate.positive_integer(samples=samples)
+    require_samples(samples)
     validate.open_fraction(failure_probability=failure_probability)
-    if samples < SMALLEST_SAMPLES:
-        raise InputError(f"samples={samples} is not allowed: it must be at least {SMALLEST_SAMPLES}.")
+
+
+def require_samples(samples: int) -> None:
+    """Refuse a number of samples that certifies nothing, or takes longer than anybody waits."""
+    validate.positive_integer(samples=samples)
+    if not SMALLEST_SAMPLES <= samples <= LARGEST_SAMPLES:
+        raise InputError(f"samples={samples} is not allowed: it must be from {SMALLEST_SAMPLES} to {LARGEST_SAMPLES}.")

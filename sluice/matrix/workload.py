@@ -21,6 +21,7 @@ from sluice.serial import require_keys
 
 # The quadratic form of a learning-rate schedule has this many squared entries: 128 MiB at most.
 MAX_SCHEDULED_STEPS = 4096
+MAX_STEPS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         validate.positive_integer(steps=self.steps)
+        if self.steps > MAX_STEPS:
+            raise InputError(f"steps={self.steps} is not allowed: correlated noise is planned for {MAX_STEPS} at most.")
         validate.non_negative(momentum=self.momentum)
         if self.momentum >= 1:
             raise InputError(f"momentum={self.momentum!r} is not allowed: it must be in [0, 1).")
@@ -56,7 +59,8 @@ class Workload:
         if self.steps > MAX_SCHEDULED_STEPS:
             raise InputError(
                 f"steps={self.steps} with learning_rates is not allowed: a schedule is supported up to "
-                f"{MAX_SCHEDULED_STEPS} steps; leave learning_rates out to optimise for a constant one."
+                f"{MAX_SCHEDULED_STEPS} steps; leave it out, or take the workload 'prefix', to optimise for a constant "
+                "learning rate."
             )
 
     @property
