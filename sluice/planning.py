@@ -55,12 +55,6 @@ class PrivacyFigure:
     meaning: str
 
 
-_MEANING = {
-    "pld": "proved, by privacy-loss distributions",
-    "rdp": "proved, by Renyi divergences: simpler and looser",
-}
-
-
 def privacy_figures(mechanism: Promise, *, delta: float) -> tuple[PrivacyFigure, ...]:
     """What a whole run costs by each accountant, stopped early or not: the tightest proof first, claims last.
 
@@ -71,7 +65,9 @@ def privacy_figures(mechanism: Promise, *, delta: float) -> tuple[PrivacyFigure,
     if mechanism.provable:
         for name in mechanism.accountants:
             value = mechanism.epsilon_after(mechanism.releases, delta=delta, accountant=name)
-            figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=_MEANING[name]))
+            figures.append(
+                PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=mechanism.meaning(name))
+            )
     for claim in mechanism.claims_after(mechanism.releases, delta=delta):
         meaning = f"{claim.reading} reading: no guarantee"
         figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))

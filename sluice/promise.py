@@ -95,16 +95,19 @@ class Promise(ABC):
         from sluice.accounting import create_accountant
 
         validate.open_fraction(delta=delta)
-        if accountant not in self.accountants:
-            raise InputError(
-                f"accountant={accountant!r} is not allowed for {self.kind}: its proof is by "
-                f"{' or '.join(self.accountants)}. Use that one."
-            )
+        self._require_accountant(accountant)
         return float(create_accountant(accountant).compose(self.event_after(releases)).get_epsilon(delta))
 
     def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
         """What others would claim after this many releases."""
         return ()
+
+    def meaning(self, accountant: str) -> str:
+        """What an epsilon of this accountant is, in a few words."""
+        return {
+            "pld": "proved, by privacy-loss distributions",
+            "rdp": "proved, by Renyi divergences: simpler and looser",
+        }[accountant]
 
     @abstractmethod
     def theorem(self, accountant: str) -> str:
@@ -132,6 +135,17 @@ class Promise(ABC):
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain data for strict JSON, with ``kind``; ``from_dict`` of the class gives an equal one back."""
+
+    def ending_after(self, releases: int) -> str:
+        """Why a finished run ended after this many releases, as a sentence; empty where it made all of them."""
+        return ""
+
+    def _require_accountant(self, accountant: str) -> None:
+        if accountant not in self.accountants:
+            raise InputError(
+                f"accountant={accountant!r} is not allowed for {self.kind}: its proof is by "
+                f"{' or '.join(self.accountants)}. Use that one."
+            )
 
     def _require_releases(self, releases: int) -> None:
         if not isinstance(releases, int) or not 0 <= releases <= self.releases:

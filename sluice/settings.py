@@ -242,7 +242,9 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
         chosen["options"] = {**defaults.get("options", {}), **options}
     settings = TrainSettings(**{**defaults, **chosen})
     _require_effect(settings, overrides, epsilon_names_row="noise_multiplier" in defaults)
-    refusal = method_of(settings.method).refuses(settings)
+    method = method_of(settings.method)
+    method.require_accountant(settings)
+    refusal = method.refuses(settings)
     if refusal is not None:
         raise InputError(refusal)
     return settings
@@ -261,7 +263,7 @@ def assignment(item: str, *, argument: str) -> tuple[str, Any]:
         raise InputError(f"{argument}={item!r} is not allowed: it must be NAME=VALUE, such as lr=0.2.")
     try:
         return name, json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also numbers and nestings that are too long to be read
         return name, text
 
 
@@ -287,7 +289,7 @@ def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any], *, ep
         if name in useless:
             raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
     method = method_of(settings.method)
-    useless_options = method.unused_options(settings.own_options)
+    useless_options = method.unused_options(settings)
     for name, value in overrides.get("options", {}).items():
         if name in useless_options:
             raise InputError(f"option {name}={value} has no effect: {useless_options[name]}. Leave it out.")

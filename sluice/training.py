@@ -55,7 +55,7 @@ class TrainResult:
         releases: releases in the ledger.
         test_accuracy: None where records were held out: the test set is not read then.
         held_out_accuracy: of private records, so not to be published; None where none were held out.
-        notes: what the user should know, such as what a crash has cost.
+        notes: what the user should know, such as what a crash has cost, or why the run ended before its last release.
     """
 
     run: Path
@@ -340,16 +340,18 @@ def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
     if held_out_path.exists():
         found = parse_json(read_bytes(held_out_path), what=str(held_out_path))
         held_out_accuracy = float(found["held_out_accuracy"])
+    mechanism = mechanism_of(contents.header)
+    ending = mechanism.ending_after(contents.spent)
     return TrainResult(
         run=folder.path,
-        mechanism=mechanism_of(contents.header),
+        mechanism=mechanism,
         epsilon=spending(contents).epsilon,
         delta=contents.header.delta,
         accountant=contents.header.accountant,
         releases=contents.spent,
         test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
         held_out_accuracy=held_out_accuracy,
-        notes=notes,
+        notes=(*notes, ending) if ending else notes,
     )
 
 

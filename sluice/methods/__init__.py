@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice import validate
-from sluice.errors import InputError
 from sluice.mechanism import Mechanism
 from sluice.methods import (
     dpagd,
@@ -40,13 +39,9 @@ def method_of(name: str) -> Method:
 
 def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Promise:
     """What a run with these settings promises, before any record is read."""
-    promise = method_of(settings.method).plan(settings, dataset_size)
-    if promise.provable and settings.accountant not in promise.accountants:
-        raise InputError(
-            f"accountant={settings.accountant!r} is not allowed for method={settings.method!r}: its proof is by "
-            f"{' or '.join(promise.accountants)}. Use that one."
-        )
-    return promise
+    method = method_of(settings.method)
+    method.require_accountant(settings)
+    return method.plan(settings, dataset_size)
 
 
 def promise_from_dict(data: Mapping[str, Any]) -> Promise:

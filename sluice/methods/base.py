@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sluice.errors import InputError
 from sluice.promise import Promise
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Method:
         options: a frozen dataclass of the settings that only this method has; its docstring says what they mean.
         gate: the gate that it has unless told otherwise.
         unused: settings that it does not read, each with the reason.
-        unused_options: the same for its options, which may depend on each other.
+        unused_options: from settings to those of its own options that a run with them does not read, with the reason.
+        accountants: from settings to the accountants that can prove a run with them.
         refuses: why settings are not this method at all, as a sentence that says what to do, or None if they are.
         target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
         claimed_defaults: in place of ``defaults`` where the option ``account`` is "claimed".
@@ -47,10 +49,20 @@ class Method:
     options: type = NoOptions
     gate: str = "none"
     unused: Mapping[str, str] = field(default_factory=dict)
-    unused_options: Callable[[Any], Mapping[str, str]] = lambda options: {}
+    unused_options: Callable[[TrainSettings], Mapping[str, str]] = lambda settings: {}
+    accountants: Callable[[TrainSettings], tuple[str, ...]] = lambda settings: ("pld", "rdp")
     refuses: Callable[[TrainSettings], str | None] = lambda settings: None
     target: Callable[[TrainSettings], float | None] = lambda settings: (
         settings.epsilon if settings.noise_multiplier is None else None
     )
     claimed_defaults: Callable[[str, float], Mapping[str, Any]] | None = None
     counts_attempts: bool = False
+
+    def require_accountant(self, settings: TrainSettings) -> None:
+        """Refuse an accountant that cannot prove such a run, before anything is calibrated by it."""
+        allowed = self.accountants(settings)
+        if settings.accountant not in allowed:
+            raise InputError(
+                f"accountant={settings.accountant!r} is not allowed for method={self.name!r} with these settings: the "
+                f"proof is by {' or '.join(allowed)}. Use that one."
+            )

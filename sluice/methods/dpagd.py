@@ -31,7 +31,7 @@ from sluice import serial, validate
 from sluice.accounting import create_accountant
 from sluice.errors import InputError
 from sluice.methods.base import Method
-from sluice.methods.dpagd_descent import AdaptiveDescent
+from sluice.methods.dpagd_descent import AdaptiveDescent, usable_rho
 from sluice.methods.reference import pixel_settings, small_settings
 from sluice.promise import Promise
 from sluice.workbench import Workbench
@@ -46,6 +46,12 @@ RELEASES = {
     "imdb": (20, 30, 40),
 }
 """Measurements that the first budgets would last for, at epsilon 1, 2, 3."""
+
+LARGEST = {"candidates": 1000, "gamma": 100.0, "first_reach": 1e6, "reach_growth": 10.0}
+"""Beyond these a search takes for ever, spends all on one gradient, or leaves the range of the weights' numbers."""
+
+SMALLEST_RHO = 5e-13
+"""With less, a gradient tells nothing, and with far less its numbers overflow."""
 
 # Chosen on held-out training records of MNIST; the others follow it. On the nets that other methods train, a line search
 # without momentum makes little way: 78 % after 40 measurements, where a linear model had 96 % after 30.
@@ -130,6 +136,12 @@ class AdaptiveBudget(Promise):
         )
         validate.positive_integer(releases=self.releases)
         _require_search(self)
+        if min(1.0, self.gamma) * self.gradient_rho < SMALLEST_RHO:
+            raise InputError(
+                f"gradient_rho={self.gradient_rho:.3g} with gamma={self.gamma:g} is not allowed: a gradient would get a "
+                f"noise multiplier above {gaussian_noise(SMALLEST_RHO):g}. Use a larger epsilon or gamma, fewer "
+                "releases, or a smaller selection_share."
+            )
 
     @property
     def provable(self) -> bool:
@@ -151,11 +163,54 @@ class AdaptiveBudget(Promise):
         return {"kind": "Poisson", "rate": max(self.gradient_rate, self.loss_rate)}
 
     @property
-    def summary(self) -> tuple[tuple[str, str], ...]:
+    def fewest_measurements(self) -> int:
+        """At least so many are made, unless a crash takes some: the budget covers them on every path.
+
+        n measurements of which r raise the gradient's budget cost most if the raises come early: as much as n - r
+        gradients at the last budget, ``(1 + gamma)^r`` times the first, and n selections.
+        """
+        growth = math.log1p(self.gamma)
+
+        def fits(count: int) -> bool:
+            worst = min(max(count - 1 / growth, 0.0), count - 1.0)
+            gradients = max(
+                raises * growth + math.log(count - raises) for raises in (math.floor(worst), math.ceil(worst))
+            )
+            left = usable_rho(self.rho) - count * self.selection_rho
+            return left > 0 and gradients + math.log(self.gradient_rho) <= math.log(left)
+
+        low, high = 0, self.releases + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def ending_after(self, releases: int) -> str:
+        if releases >= self.releases:
+            return ""
         return (
+            f"the run ended after {releases} measurements: what is left of its budget, rho {self.rho:.4g}, does not "
+            "cover the next one."
+        )
+
+    @property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        first = self.gradient_rho + self.selection_rho
+        return (
+            ("budget", f"rho {self.rho:.4g}"),
             (
-                "budget",
-                f"rho {self.rho:.4g}; first gradient {self.gradient_rho:.3g}, selections {self.selection_rho:.3g}",
+                "a measurement",
+                f"costs rho {first:.3g} at first: gradient {self.gradient_rho:.3g}, selection {self.selection_rho:.3g}",
+            ),
+            (
+                "after no step",
+                f"{self.gamma:g} times the gradient's budget is added, and stays: rho "
+                f"{self.gamma * self.gradient_rho + self.selection_rho:.3g} for the next measurement",
+            ),
+            (
+                "measurements",
+                f"at least {self.fewest_measurements:,}, at most {self.releases:,}; {math.floor(self.rho / first):,} if "
+                "each makes a step",
             ),
             ("first noise multiplier", f"{gaussian_noise(self.gradient_rho):.4g}, lower where no step is worth making"),
             ("steps", f"0 and {self.candidates} more, at first up to {self.first_reach:g} long"),
@@ -179,6 +234,9 @@ def _require_search(search: Options | AdaptiveBudget) -> None:
     validate.positive_integer(candidates=search.candidates, refresh_every=search.refresh_every)
     validate.positive(gamma=search.gamma, first_reach=search.first_reach, loss_clip=search.loss_clip)
     validate.non_negative(reach_growth=search.reach_growth)
+    for name, most in LARGEST.items():
+        if getattr(search, name) > most:
+            raise InputError(f"{name}={getattr(search, name)} is not allowed: it must be at most {most:g}.")
     validate.fraction(gradient_rate=search.gradient_rate, loss_rate=search.loss_rate)
 
 
@@ -255,5 +313,6 @@ METHOD = Method(
     defaults=defaults,
     options=Options,
     unused=_UNUSED,
+    accountants=lambda settings: ("rdp",),
     target=lambda settings: settings.epsilon,
 )

@@ -70,11 +70,7 @@ class AdaptiveDescent(Procedure[Measurement]):
     @property
     def done(self) -> bool:
         """Whether what is left of the budget does not suffice for the next measurement: public."""
-        return super().done or self.spent_rho + self._next_cost > self._usable_rho
-
-    @property
-    def _usable_rho(self) -> float:
-        return self.promise.rho * (1 - _RESERVE)
+        return super().done or self.spent_rho + self._next_cost > usable_rho(self.promise.rho)
 
     @property
     def _next_gradient_cost(self) -> float:
@@ -179,6 +175,11 @@ class AdaptiveDescent(Procedure[Measurement]):
             most *= 1 + self.promise.gamma
         self.spent_rho = min(self.spent_rho, self.promise.rho)
         self._lost_and_paid = self.lost
+
+
+def usable_rho(rho: float) -> float:
+    """The part of a budget that measurements may spend."""
+    return rho * (1 - _RESERVE)
 
 
 def moved(weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:

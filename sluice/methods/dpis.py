@@ -41,6 +41,15 @@ if TYPE_CHECKING:
 # Where the noise of the statistics is left open, each costs this much less than the gradient: a hundredth of it.
 STATISTICS_RATIO = 10.0
 
+# What the statistics have to leave to the gradient, of the inverse square of the effective noise multiplier.
+LEAST_GRADIENT_SHARE = 1e-3
+
+# Outside of these a statistic is hardly hidden, or nothing but noise.
+LEAST_STATISTICS_NOISE = 1e-9
+LARGEST_STATISTICS_NOISE = 1e9
+
+LARGEST_CLIP_RATE = 10.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -48,12 +57,12 @@ class Options:
 
     Attributes:
         rate_cap: candidates are never sampled at more than this times batch_size over the number of records. This is
-            the rate that is paid for.
+            the rate that is charged.
         norm_noise: standard deviation of the noise on the sum of clipped norms, in units of C; None is ten times the
             effective noise multiplier, which costs a hundredth of the budget.
         count_noise: standard deviation of the noise on the number of clipped gradients; None is five times that.
         norm_decay: weight of the past in the average from which the rate is set.
-        clip_rate: how fast C adapts; 0 keeps it at max_grad_norm.
+        clip_rate: how fast C adapts, at most 10; 0 keeps it at max_grad_norm.
         clip_target: the share of gradients that C should clip.
     """
 
@@ -67,9 +76,8 @@ class Options:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate_cap) and self.rate_cap >= 1):
             raise InputError(f"rate_cap={self.rate_cap} is not allowed: it must be a finite number >= 1.")
-        for name in ("norm_noise", "count_noise"):
-            if getattr(self, name) is not None:
-                validate.positive(**{name: getattr(self, name)})
+        given = {"norm_noise": self.norm_noise, "count_noise": self.count_noise}
+        _require_noise(**{name: noise for name, noise in given.items() if noise is not None})
         _require_adaptation(norm_decay=self.norm_decay, clip_rate=self.clip_rate, clip_target=self.clip_target)
 
 
@@ -105,12 +113,8 @@ class ImportanceSampling(Promise):
     def __post_init__(self) -> None:
         validate.positive_integer(dataset_size=self.dataset_size, releases=self.releases)
         validate.fraction(wanted_rate=self.wanted_rate, sample_rate=self.sample_rate)
-        validate.positive(
-            first_clip_norm=self.first_clip_norm,
-            noise_multiplier=self.noise_multiplier,
-            norm_noise=self.norm_noise,
-            count_noise=self.count_noise,
-        )
+        validate.positive(first_clip_norm=self.first_clip_norm, noise_multiplier=self.noise_multiplier)
+        _require_noise(norm_noise=self.norm_noise, count_noise=self.count_noise)
         _require_adaptation(norm_decay=self.norm_decay, clip_rate=self.clip_rate, clip_target=self.clip_target)
         if self.wanted_rate > self.sample_rate:
             raise InputError(
@@ -151,7 +155,7 @@ class ImportanceSampling(Promise):
     def summary(self) -> tuple[tuple[str, str], ...]:
         kept, most = self.wanted_rate * self.dataset_size, self.sample_rate * self.dataset_size
         return (
-            ("candidates", f"at a rate of at most {self.sample_rate:.4g} ({most:g} records): what is paid for"),
+            ("candidates", f"at a rate of at most {self.sample_rate:.4g} ({most:g} records): what is charged"),
             ("kept", f"{kept:g} records wanted, in proportion to their clipped norms"),
             (
                 "noise multiplier",
@@ -181,8 +185,23 @@ class ImportanceSampling(Promise):
         return cls(**{name: data[name] for name in names})
 
 
+def _require_noise(**noises: float) -> None:
+    validate.positive(**noises)
+    for name, noise in noises.items():
+        if not LEAST_STATISTICS_NOISE <= noise <= LARGEST_STATISTICS_NOISE:
+            raise InputError(
+                f"{name}={noise} is not allowed: it must be from {LEAST_STATISTICS_NOISE:g} to "
+                f"{LARGEST_STATISTICS_NOISE:g}."
+            )
+
+
 def _require_adaptation(*, norm_decay: float, clip_rate: float, clip_target: float) -> None:
     validate.non_negative(norm_decay=norm_decay, clip_rate=clip_rate)
+    if clip_rate > LARGEST_CLIP_RATE:
+        raise InputError(
+            f"clip_rate={clip_rate} is not allowed: it must be at most {LARGEST_CLIP_RATE:g}, at which one release moves "
+            "C through its whole range."
+        )
     if norm_decay >= 1:
         raise InputError(f"norm_decay={norm_decay} is not allowed: it must be in [0, 1).")
     validate.open_fraction(clip_target=clip_target)
@@ -224,24 +243,36 @@ def plan(settings: TrainSettings, dataset_size: int) -> ImportanceSampling:
 
 def _gradient_noise(effective: float, *, norm_noise: float, count_noise: float) -> float:
     """What is left for the gradient when all three together may have the effective noise multiplier."""
-    left = effective**-2 - norm_noise**-2 - (2 * count_noise) ** -2
-    if left <= 0:
+    norm_ratio, count_ratio = effective / norm_noise, effective / (2 * count_noise)
+    left = 1 - norm_ratio * norm_ratio - count_ratio * count_ratio
+    if left < LEAST_GRADIENT_SHARE:
         raise InputError(
             f"norm_noise={norm_noise:g} with count_noise={count_noise:g} is not allowed: the statistics alone would "
             f"spend the budget, which allows a noise multiplier of {effective:.4g}. Raise them, or leave them out."
         )
     # The last factor exceeds every rounding error made here.
-    return left**-0.5 * (1 + 2.0**-40)
+    return effective * left**-0.5 * (1 + 2.0**-40)
+
+
+def unused_options(settings: TrainSettings) -> dict[str, str]:
+    """The options that a run with these settings does not read."""
+    options: Options = settings.own_options
+    unused = {}
+    if options.clip_rate == 0:
+        unused["clip_target"] = "clip_rate=0 keeps C where it is"
+    if options.rate_cap == 1:
+        unused["norm_decay"] = "rate_cap=1 keeps the rate where it is"
+    return unused
 
 
 METHOD = Method(
     name="dpis",
-    summary="records sampled in proportion to their clipped gradients, at a worst rate that is paid for",
+    summary="records sampled in proportion to their clipped gradients, at a worst rate that is charged",
     proves="epsilon (PLD, RDP), at the worst rate",
     promise=ImportanceSampling,
     plan=plan,
     defaults=lambda dataset, epsilon: scattering_settings(dataset, epsilon, releases=RELEASES),
     options=Options,
     unused=dict.fromkeys(("scaling", "scaling_bound"), "kept gradients always count at full length"),
-    unused_options=lambda options: {} if options.clip_rate else {"clip_target": "with clip_rate=0, C stays as it is"},
+    unused_options=unused_options,
 )

@@ -13,7 +13,7 @@ Accounting: sound, one proof for each way to draw batches, and no other combinat
 
 - ``cyclic-poisson``, banded strategies only: amplified by sampling, by PLD or RDP (section 4);
 - ``balls-in-bins``: each record in one batch of every epoch, the same in each; by Monte Carlo with a confidence term in
-  delta, in both directions (section 5). The seed of the sample is on record, so that anybody can repeat it;
+  delta, in both directions (section 5). The seed of the sample is in the ledger, so that anybody can repeat it;
 - ``poisson``: by conditional composition, known as MMCC (section 6).
 """
 
@@ -29,11 +29,12 @@ from torch import Tensor
 
 from sluice import serial, validate
 from sluice.errors import InputError
-from sluice.matrix.accounting import banded_event
+from sluice.matrix.accounting import banded_event, require_noise
 from sluice.matrix.batches import BallsInBins, CyclicPoisson
 from sluice.matrix.conditional import conditional_epsilon
-from sluice.matrix.monte_carlo import MonteCarloDelta, monte_carlo_delta, monte_carlo_epsilon
+from sluice.matrix.monte_carlo import MonteCarloDelta, monte_carlo_delta, monte_carlo_epsilon, require_samples
 from sluice.matrix.noise import CorrelatedRelease
+from sluice.matrix.optimise import require_buffers
 from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
 from sluice.methods.base import Method
 from sluice.methods.reference import scattering_settings
@@ -56,11 +57,11 @@ class MatrixOptions:
     Attributes:
         batches: how batches are drawn, which decides the proof: "cyclic-poisson", "balls-in-bins" or "poisson".
         strategy: "banded", or "blt" for a buffered linear one.
-        bands: diagonals of a banded strategy; None takes the number with the least error under cyclic-poisson, and
-            16 otherwise.
+        bands: diagonals of a banded strategy. None takes the power of two with the least error, at most 16 under
+            poisson; under balls-in-bins it takes 16, or as many as there are bins. One band is plain DP-SGD.
         buffers: of a buffered linear strategy.
         workload: what is to be known well: "prefix" sums, or the iterates with "momentum" and learning rates.
-        samples: of the Monte Carlo account.
+        samples: of the Monte Carlo account of balls-in-bins.
     """
 
     batches: str = "cyclic-poisson"
@@ -74,7 +75,8 @@ class MatrixOptions:
         validate.one_of(BATCHES, batches=self.batches)
         validate.one_of(("banded", "blt"), strategy=self.strategy)
         validate.one_of(("prefix", "momentum"), workload=self.workload)
-        validate.positive_integer(buffers=self.buffers, samples=self.samples)
+        require_buffers(self.buffers)
+        require_samples(self.samples)
         if self.bands is not None:
             validate.positive_integer(bands=self.bands)
         if self.strategy == "blt" and self.batches == "cyclic-poisson":
@@ -92,7 +94,7 @@ class MatrixMechanism(Promise):
         strategy: the matrix M.
         batches: how batches are drawn.
         groups: groups of cyclic-poisson, or bins; 1 for poisson.
-        sample_rate: probability of a record to be in a batch whose turn its group has; 1 for balls-in-bins.
+        sample_rate: probability of a record to be in a batch whose turn its group has; for balls-in-bins, of its bin.
         expected_batch_size: what sums are divided by.
         max_grad_norm: the most that a record adds to a sum.
         noise_multiplier: standard deviation of z over ``max_grad_norm`` times the norm of a column of M.
@@ -115,11 +117,8 @@ class MatrixMechanism(Promise):
         validate.one_of(BATCHES, batches=self.batches)
         validate.positive_integer(groups=self.groups, releases=self.releases)
         validate.fraction(sample_rate=self.sample_rate)
-        validate.positive(
-            expected_batch_size=self.expected_batch_size,
-            max_grad_norm=self.max_grad_norm,
-            noise_multiplier=self.noise_multiplier,
-        )
+        validate.positive(expected_batch_size=self.expected_batch_size, max_grad_norm=self.max_grad_norm)
+        require_noise(self.noise_multiplier)
         if self.batches == "cyclic-poisson":
             _ = self.dp_event  # refuses a strategy that this sampling has no proof for
         if (self.batches == "balls-in-bins") != (self.certificate is not None):
@@ -130,7 +129,7 @@ class MatrixMechanism(Promise):
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        return ("pld", "rdp") if self.composable else ("pld",)
+        return _accountants_of(self.batches)
 
     @property
     def composable(self) -> bool:
@@ -163,8 +162,14 @@ class MatrixMechanism(Promise):
         self._require_releases(releases)
         if self.composable or not releases:
             return super().epsilon_after(releases, delta=delta, accountant=accountant)
+        self._require_accountant(accountant)
         validate.open_fraction(delta=delta)
         return _conditional(self, delta) if self.batches == "poisson" else _certified(self, delta)
+
+    def meaning(self, accountant: str) -> str:
+        if self.batches == "balls-in-bins":
+            return "proved, by Monte Carlo: delta includes the probability that the figure is wrong"
+        return super().meaning(accountant)
 
     def theorem(self, accountant: str) -> str:
         what, section = {
@@ -185,14 +190,9 @@ class MatrixMechanism(Promise):
 
     @property
     def summary(self) -> tuple[tuple[str, str], ...]:
-        shape = (
-            f"banded, {self.strategy.bands} bands"
-            if isinstance(self.strategy, BandedToeplitz)
-            else f"buffered linear, {self.strategy.buffers} buffers"
-        )
         return (
             ("batches", f"{self.sampling['kind']}, {self.expected_batch_size:g} records on average"),
-            ("strategy", shape),
+            ("strategy", _described(self.strategy)),
             ("noise multiplier", f"{self.noise_multiplier:.4g}"),
         )
 
@@ -219,6 +219,19 @@ class MatrixMechanism(Promise):
                 "certificate": None if data["certificate"] is None else _certificate(data["certificate"]),
             }
         )
+
+
+def _accountants_of(batches: str) -> tuple[str, ...]:
+    """Only the events of cyclic sampling are known to an accountant of Renyi divergences."""
+    return ("pld", "rdp") if batches == "cyclic-poisson" else ("pld",)
+
+
+def _described(strategy: BandedToeplitz | BufferedLinearToeplitz) -> str:
+    if isinstance(strategy, BufferedLinearToeplitz):
+        return f"buffered linear, {strategy.buffers} buffers"
+    if strategy.bands == 1:
+        return "one band: independent noise, as in plain DP-SGD"
+    return f"banded, {strategy.bands} bands"
 
 
 def _certificate(data: Mapping[str, Any]) -> MonteCarloDelta:
@@ -339,19 +352,27 @@ def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
     }
 
 
+def unused_options(settings: TrainSettings) -> dict[str, str]:
+    """The options that a run with these settings does not read."""
+    options: MatrixOptions = settings.own_options
+    unused = {}
+    if options.strategy == "blt":
+        unused["bands"] = "only a banded strategy has it"
+    else:
+        unused["buffers"] = "only the strategy 'blt' has it"
+    if options.batches != "balls-in-bins":
+        unused["samples"] = "only batches 'balls-in-bins' are accounted for by Monte Carlo"
+    if options.bands == 1:
+        unused["workload"] = "with one band the noise is independent, whatever is to be known well"
+    elif options.workload == "momentum" and settings.optimizer != "sgd":
+        unused["workload"] = f"the optimizer {settings.optimizer!r} has no momentum that a strategy could be made for"
+    return unused
+
+
 def _plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
     from sluice.methods.matrix_plan import plan  # it builds on this file
 
     return plan(settings, dataset_size)
-
-
-def _unused(options: MatrixOptions) -> dict[str, str]:
-    unused = {"bands": "only a banded strategy has it"} if options.strategy == "blt" else {}
-    if options.strategy == "banded":
-        unused["buffers"] = "only the strategy 'blt' has it"
-    if options.batches != "balls-in-bins":
-        unused["samples"] = "only batches 'balls-in-bins' are accounted for by Monte Carlo"
-    return unused
 
 
 METHOD = Method(
@@ -363,5 +384,6 @@ METHOD = Method(
     defaults=defaults,
     options=MatrixOptions,
     unused={"scaling_bound": "it clips"},
-    unused_options=_unused,
+    unused_options=unused_options,
+    accountants=lambda settings: _accountants_of(settings.own_options.batches),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sluice import validate
 from sluice.accounting.search import smallest_reaching
 from sluice.errors import InputError
 from sluice.matrix.batches import cyclic_sample_rate
@@ -22,7 +22,8 @@ from sluice.update_rule import learning_rates
 if TYPE_CHECKING:
     from sluice.settings import TrainSettings
 
-_UNAMPLIFIED_BANDS = 16
+_MOST_BANDS = 16
+_FIRST_GUESS = 2.0
 
 
 def plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
@@ -35,32 +36,65 @@ def plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
 
 
 def _cyclic(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
-    most = min(dataset_size // settings.batch_size, settings.releases)
-    choices = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)  # refuses what is too large
     workload = _workload(settings, options)
 
     def with_bands(bands: int) -> MatrixMechanism:
         rate = cyclic_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size, groups=bands)
         strategy = optimise_banded(workload, bands=min(bands, settings.releases))
-
-        def mechanism(noise_multiplier: float) -> MatrixMechanism:
-            return MatrixMechanism(
+        return _calibrated(
+            settings,
+            MatrixMechanism(
                 strategy=strategy,
                 batches=options.batches,
                 groups=bands,
                 sample_rate=rate,
                 expected_batch_size=rate * dataset_size / bands,
                 max_grad_norm=settings.max_grad_norm,
-                noise_multiplier=noise_multiplier,
+                noise_multiplier=_FIRST_GUESS,
                 releases=settings.releases,
-            )
+            ),
+        )
 
-        return _calibrated(settings, mechanism)
+    return _least_error(with_bands, options, workload, most=dataset_size // settings.batch_size)
 
+
+def _poisson(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
+    rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
+    workload = _workload(settings, options)
+
+    def with_strategy(strategy: BandedToeplitz | BufferedLinearToeplitz) -> MatrixMechanism:
+        return _calibrated(
+            settings,
+            MatrixMechanism(
+                strategy=strategy,
+                batches=options.batches,
+                groups=1,
+                sample_rate=rate,
+                expected_batch_size=rate * dataset_size,
+                max_grad_norm=settings.max_grad_norm,
+                noise_multiplier=_FIRST_GUESS,
+                releases=settings.releases,
+            ),
+        )
+
+    if options.strategy == "blt":
+        return with_strategy(optimise_blt(workload, buffers=options.buffers))
+    return _least_error(
+        lambda bands: with_strategy(optimise_banded(workload, bands=bands)), options, workload, most=_MOST_BANDS
+    )
+
+
+def _least_error(
+    with_bands: Callable[[int], MatrixMechanism], options: MatrixOptions, workload: Workload, *, most: int
+) -> MatrixMechanism:
+    """With the bands that are asked for, or with the power of two up to ``most`` that has the least error.
+
+    Amplification favours few bands. One is among the choices, so the error is never above that of plain DP-SGD.
+    """
     if options.bands is not None:
         return with_bands(options.bands)
-    if not choices:
-        exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)  # says what is wrong
+    choices = [2**power for power in range(min(most, workload.steps).bit_length())]
     return min((with_bands(bands) for bands in choices), key=lambda found: _error(found, workload))
 
 
@@ -70,29 +104,16 @@ def _error(mechanism: MatrixMechanism, workload: Workload) -> float:
     return scale * mechanism.strategy.error(workload).mean
 
 
-def _poisson(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
-    rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
-    strategy = _strategy(settings, options, separation=1)
-
-    def mechanism(noise_multiplier: float) -> MatrixMechanism:
-        return MatrixMechanism(
-            strategy=strategy,
-            batches=options.batches,
-            groups=1,
-            sample_rate=rate,
-            expected_batch_size=rate * dataset_size,
-            max_grad_norm=settings.max_grad_norm,
-            noise_multiplier=noise_multiplier,
-            releases=settings.releases,
-        )
-
-    return _calibrated(settings, mechanism)
-
-
 def _balls_in_bins(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
     exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)  # refuses what is too large
-    bins = max(1, dataset_size // settings.batch_size)
-    strategy = _strategy(settings, options, separation=bins)
+    bins = dataset_size // settings.batch_size
+    if settings.releases < bins:
+        raise InputError(
+            f"releases={settings.releases} is not allowed with batch_size={settings.batch_size} and "
+            f"batches='balls-in-bins': an epoch has {bins} batches, some of which would never be used. Use at least "
+            f"{bins} releases, or larger batches."
+        )
+    strategy = _strategy(settings, options, bins=bins)
     # A seeded run repeats all of its choices; the certificate of any other needs a seed that nobody chose.
     seed = secrets.randbits(63) if settings.seed is None else settings.seed
     if settings.noise_multiplier is None:
@@ -128,20 +149,16 @@ def _balls_in_bins(settings: TrainSettings, options: MatrixOptions, dataset_size
     )
 
 
-def _strategy(
-    settings: TrainSettings, options: MatrixOptions, *, separation: int
-) -> BandedToeplitz | BufferedLinearToeplitz:
+def _strategy(settings: TrainSettings, options: MatrixOptions, *, bins: int) -> BandedToeplitz | BufferedLinearToeplitz:
     workload = _workload(settings, options)
     if options.strategy == "blt":
         return optimise_blt(
             workload,
             buffers=options.buffers,
-            participations=math.ceil(settings.releases / separation) if separation > 1 else 1,
-            separation=separation,
+            participations=math.ceil(settings.releases / bins),
+            separation=bins,
         )
-    bands = options.bands or min(_UNAMPLIFIED_BANDS, settings.releases, max(separation, 2))
-    validate.positive_integer(bands=bands)
-    return optimise_banded(workload, bands=bands)
+    return optimise_banded(workload, bands=min(_MOST_BANDS, bins) if options.bands is None else options.bands)
 
 
 def _workload(settings: TrainSettings, options: MatrixOptions) -> Workload:
@@ -151,18 +168,19 @@ def _workload(settings: TrainSettings, options: MatrixOptions) -> Workload:
     return Workload(steps=settings.releases, momentum=momentum, learning_rates=learning_rates(settings))
 
 
-def _calibrated(settings: TrainSettings, mechanism: Callable[[float], MatrixMechanism]) -> MatrixMechanism:
+def _calibrated(settings: TrainSettings, mechanism: MatrixMechanism) -> MatrixMechanism:
+    """The mechanism with the noise that is given, or with the least that the budget allows."""
     if settings.noise_multiplier is not None:
-        return mechanism(settings.noise_multiplier)
+        return replace(mechanism, noise_multiplier=settings.noise_multiplier)
 
     def cost(noise_multiplier: float) -> float:
-        accountant = settings.accountant if mechanism(1.0).composable else "pld"
-        return mechanism(noise_multiplier).epsilon_after(settings.releases, delta=settings.delta, accountant=accountant)
+        candidate = replace(mechanism, noise_multiplier=noise_multiplier)
+        return candidate.epsilon_after(settings.releases, delta=settings.delta, accountant=settings.accountant)
 
-    found = smallest_reaching(cost, target=settings.epsilon, guess=2.0, slack=1e-3, lowest=0.2, highest=1e4)
+    found = smallest_reaching(cost, target=settings.epsilon, guess=_FIRST_GUESS, slack=1e-3, lowest=0.2, highest=1e4)
     if found is None:
         raise InputError(
             f"epsilon={settings.epsilon} cannot be reached with releases={settings.releases}: use fewer releases, a "
             "smaller batch or a larger epsilon."
         )
-    return mechanism(found.x)
+    return replace(mechanism, noise_multiplier=found.x)

@@ -52,11 +52,17 @@ def test_an_unknown_method_is_refused_with_the_names_there_are(capsys):
         (["-o", "validation_noise=0.01"], "validation_noise=0.01 are not allowed together"),
         (["-o", "threshold=-50"], "threshold=-50.0 and validation_noise=1.3 are not allowed"),
         (["--max-attempts", "5"], "max_attempts=5 is not allowed"),
+        (["--method", "matrix", "-o", "buffers=2"], "option buffers=2 has no effect"),
+        (["--method", "matrix", "-o", "batches=poisson", "--accountant", "rdp"], "accountant='rdp'"),
+        (["--method", "dpis", "-o", "clip_rate=2000"], "clip_rate=2000"),
+        (["--method", "dpagd", "-o", "candidates=1000000000"], "candidates=1000000000"),
+        (["--method", "dpagd", "-o", "candidates=1e9"], "candidates=1000000000.0"),
     ],
 )
 def test_options_that_are_wrong_are_refused_before_anything_is_written(capsys, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    code, _, err = run(capsys, "train", "--dataset", "digits", "--method", "dpsur", *options)
+    method = [] if "--method" in options else ["--method", "dpsur"]
+    code, _, err = run(capsys, "train", "--dataset", "digits", *method, *options)
     assert code == 2
     assert message in err
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from sluice.batches import Batches
 from sluice.data import DataSplits, load
 from sluice.errors import InputError
 from sluice.gradients import PerSampleGradients
-from sluice.methods import dpagd, dpagd_descent, planned_mechanism, promise_from_dict
+from sluice.methods import dpagd, dpagd_descent, promise_from_dict
 from sluice.methods.dpagd import AdaptiveBudget, Options, gaussian_noise, largest_rho
 from sluice.methods.dpagd_descent import LOSS_PARTS, AdaptiveDescent, averaged, loss_parts, noisy_minimum, unit_vector
 from sluice.noise import SeededNoise
@@ -430,14 +430,35 @@ def test_the_plan_bounds_the_number_of_measurements():
         assert picks != [1] or descent.released == 40
 
 
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("selection_rho", [0.02, 0.1])
+def test_the_fewest_measurements_are_those_of_the_dearest_path(gamma, selection_rho):
+    one = promise(gamma=gamma, selection_rho=selection_rho, gradient_rho=0.2)
+    made = []
+    for pattern in range(2**5):
+        descent = FakeDescent(one, [(pattern >> bit) & 1 for bit in range(5)])
+        while not descent.done and descent.released < 5:
+            descent.make_release(F.cross_entropy)
+        made.append(descent.released)
+    assert min(made) < 5
+    assert one.fewest_measurements == min(made)
+
+
+def test_the_plan_says_how_many_measurements_there_will_be_and_what_they_cost():
+    planned = dpagd.plan(settings_from({"method": "dpagd", "dataset": "digits", "releases": 40}), 1000)
+    rows = dict(planned.summary)
+    assert rows["measurements"] == f"at least {planned.fewest_measurements}, at most 142; 40 if each makes a step"
+    assert 20 < planned.fewest_measurements < 40
+    assert f"{planned.gradient_rho + planned.selection_rho:.3g} at first" in rows["a measurement"]
+    assert planned.ending_after(142) == ""
+
+
 def test_settings_without_effect_are_refused():
     for name, value in (("lr", 0.1), ("batch_size", 64), ("noise_multiplier", 2.0), ("optimizer", "adam")):
         with pytest.raises(InputError, match=f"{name}=.* has no effect"):
             settings_from({"method": "dpagd", "dataset": "digits", name: value})
-    with pytest.raises(InputError, match="its proof is by rdp"):
-        planned_mechanism(
-            settings_from({"method": "dpagd", "dataset": "digits", "accountant": "pld"}), dataset_size=1000
-        )
+    with pytest.raises(InputError, match="the proof is by rdp"):
+        settings_from({"method": "dpagd", "dataset": "digits", "accountant": "pld"})
 
 
 @pytest.mark.parametrize(
@@ -445,10 +466,14 @@ def test_settings_without_effect_are_refused():
     [
         {"selection_share": 1.0},
         {"gamma": 0.0},
+        {"gamma": 101.0},
         {"candidates": 0},
+        {"candidates": 10**9},
         {"first_reach": -1.0},
+        {"first_reach": 1e7},
         {"refresh_every": 0},
         {"reach_growth": -0.1},
+        {"reach_growth": 11.0},
         {"loss_clip": math.inf},
         {"gradient_rate": 0.0},
         {"loss_rate": 1.1},
@@ -496,6 +521,10 @@ def test_an_interrupted_run_ends_with_the_same_bytes(digits, tmp_path, stopped):
     rows = [json.loads(line) for line in (tmp_path / "whole" / "private" / "trace.jsonl").read_text().splitlines()]
     assert 0.0 in [row["metric"] for row in rows]
     assert whole.releases < whole.mechanism.releases
+    assert any(f"ended after {whole.releases} measurements" in note for note in whole.notes)
+    told_again = recorded_run(tmp_path / "whole").result
+    assert told_again is not None
+    assert told_again.notes == whole.notes
     with pytest.raises(KeyboardInterrupt):
         Training(settings=chosen, splits=digits, checkpoint_every=2, report=stop_at(stopped)).start(tmp_path / "part")
     recorded = recorded_run(tmp_path / "part")

@@ -127,8 +127,8 @@ def test_an_option_is_refused_or_has_an_effect(method, name):
     [
         ({"method": "matrix", "options": {"buffers": 2}}, "option buffers=2 has no effect: only the strategy 'blt'"),
         (
-            {"method": "matrix", "options": {"samples": 9}},
-            "option samples=9 has no effect: only batches 'balls-in-bins'",
+            {"method": "matrix", "options": {"samples": 1000}},
+            "option samples=1000 has no effect: only batches 'balls-in-bins'",
         ),
         (
             {"method": "matrix", "options": {"strategy": "blt", "batches": "poisson", "bands": 2}},

@@ -125,6 +125,5 @@ def test_bad_settings_are_refused_with_the_reason(overrides, message):
 
 
 def test_an_accountant_without_a_proof_for_the_method_is_refused():
-    settings = settings_from({"method": "dpagd", "accountant": "pld"})
     with pytest.raises(InputError, match="accountant='pld'"):
-        planned_mechanism(settings, dataset_size=1000)
+        settings_from({"method": "dpagd", "accountant": "pld"})
