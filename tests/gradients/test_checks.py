@@ -95,7 +95,7 @@ def test_mixing_that_no_output_shows_is_refused(middle):
 
 def test_an_ordinary_loop_refuses_what_mixes_in_training_mode():
     model = Inside(CentredInTraining())
-    capture = LoopCapture(PerSampleGradients(model, loss_reduction="mean"))
+    capture = LoopCapture(PerSampleGradients(model, loss_reduction="mean"), rows=8)
     capture.attach()
     try:
         capture.expect(6)

@@ -152,7 +152,7 @@ def test_losses_get_outputs_in_the_layout_that_the_model_gives_them():
 @pytest.mark.parametrize("model", [Viewing(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))])
 def test_an_ordinary_loop_stores_images_as_is_fastest(model):
     seen = []
-    capture = LoopCapture(PerSampleGradients(model, loss_reduction="sum"))
+    capture = LoopCapture(PerSampleGradients(model, loss_reduction="sum"), rows=5)
     capture.attach()
     try:
         capture.expect(5)

@@ -90,7 +90,7 @@ def by_chunks(engine, x, y):
 
 
 def by_loop(engine, x, y):
-    capture, total = LoopCapture(engine), engine.zeros()
+    capture, total = LoopCapture(engine, rows=8), engine.zeros()
     capture.attach()
     try:
         capture.expect(len(x))
