@@ -23,16 +23,16 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEven
 from torch import Tensor
 
 from sluice import ClippingBiasGate, PrivacyEngine
+from sluice._base.files import replaced_atomically
 from sluice.accounting import create_accountant
-from sluice.accounting.paper import claimed_account
-from sluice.attempt import Attempt, ReferenceState
-from sluice.files import replaced_atomically
+from sluice.accounting.claims import claimed_account
+from sluice.experiments.preparing import prepare
+from sluice.experiments.run import accuracy
+from sluice.experiments.settings import default_settings
+from sluice.mechanism.scaling import MARGIN, ScalingRule
 from sluice.models import create_model
-from sluice.noise import NoiseSource
-from sluice.preparation import prepare
-from sluice.scaling import MARGIN, ScalingRule
-from sluice.settings import default_settings
-from sluice.training import accuracy
+from sluice.randomness.noise import NoiseSource
+from sluice.training.attempt import Attempt, ReferenceState
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "as-coded"
 SIGMA, BATCH, RELEASES, BOUND, DELTA = 2.5, 916, 563, 8.0, 1e-5

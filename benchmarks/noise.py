@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from sluice.noise import SecureNoise, noisy_sum
-from sluice.sampling import PoissonSampler
+from sluice.randomness.noise import SecureNoise, noisy_sum
+from sluice.randomness.sampling import PoissonSampler
 
 
 def convolutional() -> tuple[torch.nn.Module, torch.Tensor]:

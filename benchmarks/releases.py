@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 from sluice import ClippingBiasGate, CoinGate, GlobalScaling, PrivacyEngine
-from sluice.files import replaced_atomically
-from sluice.gate import Gate
+from sluice._base.files import replaced_atomically
+from sluice.mechanism.gates import Gate
 from sluice.models import create_model
 
 GATE = ClippingBiasGate(beta=3.0, gate_noise=2.5, reference_noise=12.5)

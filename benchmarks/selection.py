@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 
 from sluice import __version__
+from sluice._base.files import replaced_atomically
 from sluice.data import DataSplits
-from sluice.files import replaced_atomically
-from sluice.preparation import prepare
-from sluice.settings import TrainSettings, default_settings
-from sluice.trace import TraceRow
-from sluice.training import Training
+from sluice.experiments.preparing import prepare
+from sluice.experiments.run import Training
+from sluice.experiments.settings import TrainSettings, default_settings
+from sluice.runs.trace import TraceRow
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "selection"
 GATES = ("clipping-bias", "none", "coin")

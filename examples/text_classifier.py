@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from sluice import ClippingBiasGate, GlobalScaling, PrivacyEngine
 from sluice.data import BagExamples, DataSplits, Sequences, bag_of_words, load
+from sluice.experiments.run import accuracy
 from sluice.models import create_model
-from sluice.training import accuracy
 
 
 def made_up_reviews(texts: int = 2000, words: int = 300) -> DataSplits:

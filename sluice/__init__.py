@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.engine import PrivacyEngine
-    from sluice.gate import ClippingBiasGate, CoinGate, Gate
-    from sluice.mechanism import Mechanism
-    from sluice.scaling import Clip, GlobalScaling, Normalise
+    from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
+    from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
+    from sluice.mechanism.selective_release import Mechanism
+    from sluice.training.engine import PrivacyEngine
 
 __version__ = "0.1.0"
 

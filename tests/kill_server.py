@@ -20,16 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import sluice.report.certificate
-import sluice.report.pages
-import sluice.report.plots
-from sluice import publication, training
+import sluice.runs.certificate
+import sluice.runs.pages
+import sluice.runs.plots
 from sluice.data import DataSplits, load
-from sluice.ledger_records import LedgerContents
-from sluice.optimizer import Updates
-from sluice.report.accuracy import AccuracyPoint
-from sluice.settings import settings_from
-from sluice.training import Progress, Training, recorded_run
+from sluice.experiments import run as training
+from sluice.experiments.run import Progress, Training, recorded_run
+from sluice.experiments.settings import settings_from
+from sluice.runs.accuracy import AccuracyPoint
+from sluice.runs.folder import public_files as publication
+from sluice.runs.ledger_entries import LedgerContents
+from sluice.training.weights import Updates
 
 
 def fake_pictures() -> None:
@@ -42,7 +43,7 @@ def fake_pictures() -> None:
     def accuracy_png(points: list[AccuracyPoint], *, delta: float) -> bytes:
         return f"{points} {delta}".encode()
 
-    sluice.report.plots.epsilon_picture = epsilon_picture
+    sluice.runs.plots.epsilon_picture = epsilon_picture
     publication.accuracy_svg = accuracy_svg
     publication.accuracy_png = accuracy_png
 
@@ -111,7 +112,7 @@ def watch_everything(countdown: Countdown) -> None:
         (Updates, "apply"),
         (training, "planned_mechanism"),
         (training, "accuracy"),
-        (sluice.report.certificate, "spending"),
+        (sluice.runs.certificate, "spending"),
     ):
         countdown.watch(owner, name)
     countdown.watch_writes()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.checkpoint import load_checkpoint, save_checkpoint
-from sluice.errors import DataError, InputError
-from sluice.storage import canonical_json, sha256_hex
+from sluice._base.errors import DataError, InputError
+from sluice._base.storage import canonical_json, sha256_hex
+from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
 
 CONFIG = "ab" * 32
 

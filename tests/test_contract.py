@@ -19,25 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sluice import gate as gate_module
-from sluice import release as release_module
-from sluice.engine import PrivacyEngine
-from sluice.gate import ClippingBiasGate
+from sluice.accounting.matrix.strategy import BandedToeplitz
+from sluice.experiments.run import selective_release as release_module
 from sluice.gradients import PerSampleGradients
-from sluice.matrix import batches as batches_module
-from sluice.matrix import noise as matrix_noise
-from sluice.matrix.strategy import BandedToeplitz
-from sluice.mechanism import Mechanism
+from sluice.mechanism.base import Promise
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
+from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import gates as gate_module
 from sluice.methods import dpagd_descent, dpis_release, dpsur
 from sluice.methods.dpagd import AdaptiveBudget
 from sluice.methods.dpagd_descent import LOSS_PARTS
 from sluice.methods.dpis import ImportanceSampling
 from sluice.methods.dpsur import DpsurMechanism
 from sluice.methods.matrix import MatrixMechanism
-from sluice.noise import SeededNoise
-from sluice.promise import Promise
-from sluice.sampling import PoissonSampler
-from sluice.scaling import Clip, GlobalScaling, Normalise, ScalingRule
+from sluice.randomness.model_state import correlated as matrix_noise
+from sluice.randomness.model_state import grouped_sampling as batches_module
+from sluice.randomness.noise import SeededNoise
+from sluice.randomness.sampling import PoissonSampler
+from sluice.training.engine import PrivacyEngine
 
 CLASSES, FEATURES = 3, 12
 CLIP = 0.7

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from sluice import PrivacyEngine
-from sluice.errors import DataError, InputError, SluiceError
-from sluice.gate import ClippingBiasGate, CoinGate
-from sluice.ledger import read_ledger
-from sluice.release import GaveUpError
-from sluice.scaling import Clip, GlobalScaling
-from sluice.spending import spending
+from sluice._base.errors import DataError, InputError, SluiceError
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.mechanism.scaling import Clip, GlobalScaling
+from sluice.runs.ledger import read_ledger
+from sluice.runs.privacy_spent import spending
+from sluice.training.selective_release import GaveUpError
 
 RECORDS = 120
 GATE = ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, small_norm=0.2)

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from sluice.files import replaced_atomically
+from sluice._base.files import replaced_atomically
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):

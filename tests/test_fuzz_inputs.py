@@ -29,11 +29,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from sluice._base.errors import SluiceError
 from sluice.cli import main
 from sluice.cli import train as train_command
 from sluice.data import DataSplits, load
-from sluice.errors import SluiceError
-from sluice.settings import CHOICES, TrainSettings, settings_from, settings_of
+from sluice.experiments.settings import CHOICES, TrainSettings, settings_from, settings_of
 
 NAMES = tuple(field.name for field in fields(TrainSettings))
 PATIENCE_SECONDS = 120

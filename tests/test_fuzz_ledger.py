@@ -19,18 +19,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluice.checkpoint import load_checkpoint, save_checkpoint
-from sluice.errors import SluiceError
-from sluice.gate import ClippingBiasGate
-from sluice.ledger import Ledger, LedgerHeader, read_ledger
-from sluice.ledger_records import GENESIS, encode_line, parse_ledger
-from sluice.mechanism import Mechanism
-from sluice.report.certificate import build_certificate, disagreements, read_certificate
-from sluice.report.pages import html_page, markdown_page
-from sluice.report.verify import verify_run
-from sluice.runs import RunFolder
-from sluice.scaling import GlobalScaling
-from sluice.spending import spending
+from sluice._base.errors import SluiceError
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.scaling import GlobalScaling
+from sluice.mechanism.selective_release import Mechanism
+from sluice.runs.certificate import build_certificate, disagreements, read_certificate
+from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
+from sluice.runs.ledger_entries import GENESIS, encode_line, parse_ledger
+from sluice.runs.pages import html_page, markdown_page
+from sluice.runs.privacy_spent import spending
+from sluice.runs.verify import verify_run
 
 CONFIG = "ab" * 32
 FEW = settings(max_examples=300, suppress_health_check=list(HealthCheck))

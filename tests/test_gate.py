@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import log_ndtr, ndtr
 
-from sluice import gate as gate_module
+from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
-from sluice.attempt import Attempt, ReferenceState, first_above
-from sluice.errors import InputError
-from sluice.gate import LARGEST_SMALL_NORM, ClippingBiasGate, CoinGate, Gate
-from sluice.noise import NoiseSource, SeededNoise
-from sluice.sampling import PoissonSampler
+from sluice.mechanism.gates import LARGEST_SMALL_NORM, ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism.selective_release import gates as gate_module
+from sluice.randomness.noise import NoiseSource, SeededNoise
+from sluice.randomness.sampling import PoissonSampler
+from sluice.training.attempt import Attempt, ReferenceState, first_above
 
 ALPHA = 1e-4
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from sluice.checkpoint import load_checkpoint
-from sluice.files import PUBLIC_TIME
-from sluice.ledger import read_ledger
-from sluice.report.verify import verify_run
-from sluice.runs import RunFolder
-from sluice.training import recorded_run
+from sluice._base.files import PUBLIC_TIME
+from sluice.experiments.run import recorded_run
+from sluice.runs.checkpoint import load_checkpoint
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import read_ledger
+from sluice.runs.verify import verify_run
 
 RELEASES = 3
 TARGET = 2.0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.errors import DataError, InputError
-from sluice.ledger import Ledger, LedgerHeader, read_ledger
-from sluice.ledger_records import GENESIS, encode_line
+from sluice._base.errors import DataError, InputError
+from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
+from sluice.runs.ledger_entries import GENESIS, encode_line
 
 PLAN = 6
 
@@ -348,7 +348,7 @@ def test_ctrl_c_just_after_the_record_leaves_a_ledger_that_writes_no_more(path):
 def test_a_second_writer_is_refused_and_a_dead_one_is_not_in_the_way(path):
     make_ledger(path, 1)
     program = (
-        "import sys, os, pathlib\nfrom sluice.ledger import Ledger\n"
+        "import sys, os, pathlib\nfrom sluice.runs.ledger import Ledger\n"
         "ledger = Ledger.open(pathlib.Path(sys.argv[1]))\n"
         "print('open', flush=True)\nsys.stdin.read()\n"
     )

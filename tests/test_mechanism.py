@@ -9,12 +9,12 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEven
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent
-from sluice.errors import InputError
-from sluice.gate import ClippingBiasGate, CoinGate
-from sluice.gate_description import StatedGate, gate_from_dict, gate_to_dict
-from sluice.mechanism import Mechanism
-from sluice.scaling import Clip, GlobalScaling
+from sluice.mechanism.gate_codec import StatedGate, gate_from_dict, gate_to_dict
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.mechanism.scaling import Clip, GlobalScaling
+from sluice.mechanism.selective_release import Mechanism
 
 GATE = ClippingBiasGate(gate_noise=2.5, reference_noise=10.0, small_norm=8.0)
 PLAIN = Mechanism(

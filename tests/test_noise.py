@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sluice import rounded_normal
-from sluice.errors import DataError, InputError
-from sluice.noise import (
+from sluice._base.errors import DataError, InputError
+from sluice.randomness.model_state import rounded_normal
+from sluice.randomness.noise import (
     Keystream,
     NoiseSource,
     SecureNoise,
@@ -26,7 +26,7 @@ from sluice.noise import (
     power_of_two_below,
     release_grid,
 )
-from sluice.rounded_normal import rounded_normals, settle
+from sluice.randomness.rounded_normal import rounded_normals, settle
 
 # Statistical tests run on fixed seeds; each would fail a correct generator about once in ten thousand seeds.
 ALPHA = 1e-4

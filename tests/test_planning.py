@@ -6,14 +6,14 @@ import pytest
 from dp_accounting import rdp
 from scipy.stats import norm
 
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
-from sluice.errors import InputError
-from sluice.gate import ClippingBiasGate, CoinGate
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import privacy_figures
+from sluice.experiments.settings import settings_from
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods import planned_mechanism
-from sluice.planning import privacy_figures
-from sluice.scaling import Clip, GlobalScaling, Normalise
-from sluice.settings import settings_from
 
 SIZE = 1437
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from sluice import preparation
+from sluice._base.errors import InputError
 from sluice.data import hold_out, load
-from sluice.errors import InputError
+from sluice.experiments import preparing as preparation
+from sluice.experiments.preparing import prepare
+from sluice.experiments.settings import settings_from
 from sluice.features import GroupNormalisation, Scattering
-from sluice.preparation import prepare
-from sluice.settings import settings_from
 
 
 def grey_images(path: Path, *, dtype: type) -> Path:

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from sluice._base.errors import DataError
+from sluice._base.files import PUBLIC_TIME
 from sluice.data import DataSplits, load
-from sluice.errors import DataError
-from sluice.files import PUBLIC_TIME
-from sluice.ledger import Ledger, LedgerHeader
-from sluice.mechanism import Mechanism
-from sluice.report.certificate import write_certificate
-from sluice.report.verify import verify_run
-from sluice.runs import RunFolder
-from sluice.scaling import Clip
-from sluice.settings import settings_from
-from sluice.training import Progress, Training, recorded_run
+from sluice.experiments.run import Progress, Training, recorded_run
+from sluice.experiments.settings import settings_from
+from sluice.mechanism.scaling import Clip
+from sluice.mechanism.selective_release import Mechanism
+from sluice.runs.certificate import write_certificate
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import Ledger, LedgerHeader
+from sluice.runs.verify import verify_run
 
 
 @pytest.fixture(scope="module")

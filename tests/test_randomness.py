@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sluice.engine import PrivacyEngine
-from sluice.gate import ClippingBiasGate
-from sluice.noise import SecureNoise, SeededNoise
-from sluice.randomness import ModelRandomness, _torch_state, _words
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.randomness.model_state import ModelRandomness, _torch_state, _words
+from sluice.randomness.noise import SecureNoise, SeededNoise
+from sluice.training.engine import PrivacyEngine
 
 GATE = ClippingBiasGate(beta=1.0, gate_noise=0.5, reference_noise=20.0, small_norm=0.1, large_norm=1.0)
 

@@ -30,8 +30,8 @@ def test_a_section_that_is_pointed_to_exists(file, document, section):
 
 
 def test_certificates_point_to_sections_that_exist():
+    from sluice.experiments.settings import settings_from
     from sluice.methods import planned_mechanism
-    from sluice.settings import settings_from
 
     mechanism = planned_mechanism(settings_from({"noise_multiplier": 2.0}), dataset_size=1000)
 

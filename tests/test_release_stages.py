@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sluice
-from sluice.engine import PrivacyEngine
-from sluice.errors import InputError
-from sluice.gate import ClippingBiasGate
-from sluice.interrupts import DelayedInterrupt, uninterrupted
-from sluice.matrix.strategy import BandedToeplitz
-from sluice.mechanism import Mechanism
+from sluice._base.errors import InputError
+from sluice._base.interrupts import DelayedInterrupt, uninterrupted
+from sluice.accounting.matrix.strategy import BandedToeplitz
+from sluice.mechanism.base import Promise
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.scaling import Clip
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods.dpagd import AdaptiveBudget
 from sluice.methods.dpis import ImportanceSampling
 from sluice.methods.dpsur import DpsurMechanism
 from sluice.methods.matrix import CorrelatedSteps, MatrixMechanism
 from sluice.methods.non_private import NonPrivate
-from sluice.promise import Promise
-from sluice.scaling import Clip
+from sluice.training.engine import PrivacyEngine
 
 SIZE, RELEASES = 40, 3
 GATE = ClippingBiasGate(

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from sluice.errors import DataError, InputError
-from sluice.fingerprint import fingerprint
-from sluice.runs import RunFolder, configuration_hash
+from sluice._base.errors import DataError, InputError
+from sluice.data.fingerprint import fingerprint
+from sluice.runs.folder import RunFolder, configuration_hash
 
 CONFIG = {"data": "digits", "releases": 10, "bound": 1.5}
 
 HOLD_THE_LOCK = """
 import sys
-from sluice.runs import RunFolder
+from sluice.runs.folder import RunFolder
 folder = RunFolder.open(sys.argv[1])
 print("locked", flush=True)
 sys.stdin.read()
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 HOLD_AND_FORK = """
 import os, sys, time
-from sluice.runs import RunFolder
+from sluice.runs.folder import RunFolder
 folder = RunFolder.open(sys.argv[1])
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # the worker speaks for itself: by then it has let go of the lock

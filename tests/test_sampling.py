@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sluice.errors import InputError
-from sluice.noise import SecureNoise, SeededNoise
-from sluice.sampling import PoissonSampler, exact_sample_rate
+from sluice._base.errors import InputError
+from sluice.randomness.noise import SecureNoise, SeededNoise
+from sluice.randomness.sampling import PoissonSampler, exact_sample_rate
 
 ALPHA = 1e-4
 RECORDS, RATE, BATCHES = 40, 0.3, 20_000

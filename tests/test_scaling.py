@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.errors import InputError
-from sluice.scaling import MARGIN, Clip, GlobalScaling, Normalise, ScalingRule, scaling_from_dict
+from sluice._base.errors import InputError
+from sluice.mechanism.scaling import MARGIN, Clip, GlobalScaling, Normalise, ScalingRule, scaling_from_dict
 
 RULES = [Clip(max_grad_norm=0.7), GlobalScaling(max_grad_norm=1.3, bound=8.0), Normalise(max_grad_norm=0.5, gamma=0.02)]
 positive = st.floats(min_value=1e-6, max_value=1e6)

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import pytest
 
+from sluice._base.errors import InputError
 from sluice.data import names as data_set_names
-from sluice.errors import InputError
-from sluice.settings import CHOICES, TrainSettings, default_settings, settings_from, settings_of
+from sluice.experiments.settings import CHOICES, TrainSettings, default_settings, settings_from, settings_of
 
 
 @pytest.mark.parametrize("dataset", [*data_set_names(), "my-own.npz"])

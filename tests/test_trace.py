@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from sluice.errors import DataError, InputError
-from sluice.trace import TraceFile, TraceRow, read_trace
+from sluice._base.errors import DataError, InputError
+from sluice.runs.trace import TraceFile, TraceRow, read_trace
 
 
 def row(release: int, attempts: int = 1) -> TraceRow:

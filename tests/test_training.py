@@ -15,20 +15,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sluice import checkpoint as checkpoint_module
-from sluice import training as training_module
-from sluice.attempt import Attempt
+from sluice._base.errors import DataError, InputError
+from sluice._base.interrupts import DelayedInterrupt, sigterm_as_interrupt
 from sluice.data import DataSplits, hold_out, load
 from sluice.data.examples import Examples
-from sluice.errors import DataError, InputError
-from sluice.gate import ClippingBiasGate
-from sluice.interrupts import DelayedInterrupt, sigterm_as_interrupt
-from sluice.ledger import Ledger, read_ledger
-from sluice.release import GaveUpError, Releaser
-from sluice.report.verify import verify_run
-from sluice.settings import TrainSettings, settings_from
-from sluice.trace import read_trace
-from sluice.training import Progress, Training, TrainResult, accuracy, recorded_run
+from sluice.experiments import run as training_module
+from sluice.experiments.run import Progress, Training, TrainResult, accuracy, recorded_run
+from sluice.experiments.settings import TrainSettings, settings_from
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.runs.folder import checkpoint as checkpoint_module
+from sluice.runs.ledger import Ledger, read_ledger
+from sluice.runs.trace import read_trace
+from sluice.runs.verify import verify_run
+from sluice.training.attempt import Attempt
+from sluice.training.selective_release import GaveUpError, Releaser
 
 RELEASES = 8
 
@@ -163,7 +163,7 @@ def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, p
 
 
 def test_a_crash_between_record_and_model_file_adds_no_second_record(whole, digits, tmp_path, monkeypatch):
-    from sluice import publication
+    from sluice.runs.folder import public_files as publication
 
     def failing(path: Path, content: bytes, *, public: bool) -> None:
         if path.name == "model.safetensors":

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ __all__ = [
 
 def create_accountant(name: str) -> dp_accounting.PrivacyAccountant:
     """A fresh sound accountant: "pld", the tighter one, or "rdp"."""
-    from sluice import validate
+    from sluice._base import validate
     from sluice.accounting.pld_accountant import SelectivePLDAccountant
     from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 

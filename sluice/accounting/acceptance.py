@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from scipy.special import log_ndtr
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 
 _LOG_SMALLEST = -600.0
 

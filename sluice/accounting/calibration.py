@@ -25,15 +25,15 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
 
-from sluice import validate
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
-from sluice.accounting.gate_shape import HIGHEST_NOISE, LOWEST_NOISE, GateShape
+from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateShape
 from sluice.accounting.gate_terms import AccountedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 from sluice.accounting.search import Reached, smallest_reaching
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
-from sluice.errors import InputError
 
 _COARSE = 2e-3
 _SLACK = 4e-4

@@ -29,17 +29,17 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom, nbinom
 
-from sluice import validate
-from sluice.accounting.dpsur_bound import SelfSelection
-from sluice.accounting.events import as_release
-from sluice.accounting.paper import (
+from sluice._base import validate
+from sluice._base.errors import InputError
+from sluice.accounting.claims import (
     CLASSICAL_ORDERS,
     ClaimedAccount,
     claimed_sample_rate,
     tail_ratio,
 )
+from sluice.accounting.dpsur_bound import SelfSelection
+from sluice.accounting.events import as_release
 from sluice.accounting.selective_rdp import renyi_divergences
-from sluice.errors import InputError
 
 DpsurReading = Literal["table", "code"]
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import dp_accounting as dpa
 from dp_accounting import rdp
 
-from sluice import validate
+from sluice._base import validate
+from sluice._base.errors import InputError
+from sluice.accounting.claims import CLASSICAL_ORDERS, ClaimedAccount, classical_renyi
 from sluice.accounting.dpsur import (
     Dpsur,
     DpsurAttemptDpEvent,
@@ -19,9 +21,7 @@ from sluice.accounting.dpsur import (
     paper_dpsur_account,
     provable_renyi,
 )
-from sluice.accounting.paper import CLASSICAL_ORDERS, ClaimedAccount, classical_renyi
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
-from sluice.errors import InputError
 
 
 def epsilon_by_releases(

@@ -9,7 +9,8 @@ from typing import Any
 import attr
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
-from sluice import serial, validate
+from sluice._base import codec as serial
+from sluice._base import validate
 from sluice.accounting.acceptance import Acceptance
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sluice import validate
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
-from sluice.errors import InputError
 
 
 class AccountedGate(Protocol):

@@ -10,7 +10,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
 
-from sluice.accounting import foreign_losses
+from sluice.accounting import dp_accounting_losses as foreign_losses
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_release

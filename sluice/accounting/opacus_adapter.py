@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sluice import serial, validate
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
 from sluice.accounting.gate_terms import AccountedGate
-from sluice.errors import InputError
 
 _FORMAT = 1
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import dp_accounting as dpa
 
 from sluice.accounting.calibration import Calibration, release_event
+from sluice.accounting.claims import CLAIMED_LABEL, claimed_account
 from sluice.accounting.gate_terms import GateTerms
-from sluice.accounting.paper import CLAIMED_LABEL, claimed_account
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
 
 # A plot of a few hundred pixels shows no more than this.

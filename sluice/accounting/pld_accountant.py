@@ -7,9 +7,9 @@ import math
 import dp_accounting as dpa
 from dp_accounting import pld
 
-from sluice import validate
-from sluice.accounting import foreign_losses
-from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
+from sluice._base import validate
+from sluice.accounting import dp_accounting_losses as foreign_losses
+from sluice.accounting.attempt_cap import GiveUpCharge, require_add_or_remove
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release
 from sluice.accounting.loss_solver import Events, solve_delta, solve_epsilon

@@ -9,10 +9,10 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from sluice import validate
+from sluice._base import validate
 from sluice.accounting.calibration import release_event
+from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.gate_terms import AccountedGate, GateTerms
-from sluice.accounting.paper import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 

@@ -9,7 +9,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
 
-from sluice.accounting.charges import GiveUpCharge, require_add_or_remove
+from sluice.accounting.attempt_cap import GiveUpCharge, require_add_or_remove
 from sluice.accounting.dpsur import DpsurAttemptDpEvent, DpsurDpEvent, provable_renyi
 from sluice.accounting.dpsur_attempt import attempt_renyi
 from sluice.accounting.events import as_release

@@ -12,8 +12,8 @@ import typer
 from typer.exceptions import TyperException
 
 from sluice import __version__
+from sluice._base.errors import SluiceError
 from sluice.cli import accounting, bench, data, methods, reproduce, runs, train
-from sluice.errors import SluiceError
 
 EXAMPLES = (
     "sluice train --dataset digits --epsilon 3",

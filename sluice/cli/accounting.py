@@ -53,12 +53,12 @@ def epsilon(
     Example: sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 2000 --delta 1e-5
     --gate-noise 1 --reference-noise 10
     """
-    from sluice import validate
+    from sluice._base import validate
+    from sluice._base.errors import InputError
     from sluice.accounting.calibration import resolve_sample_rate
-    from sluice.accounting.gate_shape import REFERENCE_RATIO
+    from sluice.accounting.gate_calibration import REFERENCE_RATIO
     from sluice.accounting.gate_terms import GateTerms
     from sluice.accounting.privacy_report import privacy_report
-    from sluice.errors import InputError
 
     rate = resolve_sample_rate(sample_rate=None, dataset_size=dataset_size, batch_size=batch_size)
     validate.positive(noise_multiplier=noise_multiplier)
@@ -120,10 +120,10 @@ def plan(
 
     Example: sluice plan --dataset-size 60000 --batch-size 1024 --releases 2000 --epsilon 1 --delta 1e-5
     """
+    from sluice._base.errors import InputError
     from sluice.accounting.calibration import calibrate
     from sluice.accounting.gate_terms import GateTerms
     from sluice.accounting.privacy_report import privacy_report
-    from sluice.errors import InputError
 
     if not gated and any(value is not None for value in (gate_noise, reference_noise, max_attempts)):
         raise InputError("--no-gate is not allowed together with --gate-noise, --reference-noise or --max-attempts.")
@@ -244,8 +244,8 @@ def _print_report(report: PrivacyReport) -> None:
 
 
 def _draw(chosen: Calibration, plot: Path) -> None:
+    from sluice._base.files import replaced_atomically
     from sluice.accounting.plan_curves import as_pictures, in_letters, plan_curves
-    from sluice.files import replaced_atomically
 
     curves = plan_curves(chosen)
     typer.echo()

@@ -34,11 +34,11 @@ def gradients(
 
     Example: sluice bench gradients --models pixel-cnn-26k --batches 1024 --threads 1 --plot bench.png
     """
-    from sluice import validate
-    from sluice.errors import InputError
-    from sluice.gradients.bench.measure import measure, ratios
-    from sluice.gradients.bench.report import payload, write_json, write_plot
-    from sluice.gradients.bench.scenarios import SCENARIOS
+    from sluice._base import validate
+    from sluice._base.errors import InputError
+    from sluice.experiments.bench.measure import measure, ratios
+    from sluice.experiments.bench.report import payload, write_json, write_plot
+    from sluice.experiments.bench.scenarios import SCENARIOS
 
     def numbers(text: str, name: str) -> list[int]:
         try:

@@ -30,7 +30,7 @@ def q_sup(json: JsonFlag = False) -> None:
     """
     from dataclasses import asdict
 
-    from sluice.tables.q_sup import q_sup_table
+    from sluice.experiments.tables.q_sup import q_sup_table
 
     cells = q_sup_table()
     explained = sum(cell.explained for cell in cells)

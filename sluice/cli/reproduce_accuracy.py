@@ -15,18 +15,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from sluice._base.errors import InputError
+from sluice._base.files import cache_dir
+from sluice._base.interrupts import sigterm_as_interrupt
 from sluice.cli.output import print_json, print_table
-from sluice.errors import InputError
-from sluice.files import cache_dir
-from sluice.interrupts import sigterm_as_interrupt
-from sluice.tables.accuracy import Stock, take_stock, write_table
-from sluice.tables.accuracy_cells import Cell, Plan, PlannedCell, parse_overrides, plan_cells
-from sluice.tables.accuracy_jobs import check_jobs, run_cells
-from sluice.tables.accuracy_results import source_state
-from sluice.tables.accuracy_run import Conditions, Outcome, forget_cell
-from sluice.tables.accuracy_table import Line, table_lines
-from sluice.tables.accuracy_texts import COLUMNS, below_the_printed, block_title, blocks, cells_of
-from sluice.training import Progress
+from sluice.experiments.run import Progress
+from sluice.experiments.tables.accuracy import Stock, take_stock, write_table
+from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell, parse_overrides, plan_cells
+from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
+from sluice.experiments.tables.accuracy_results import source_state
+from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell
+from sluice.experiments.tables.accuracy_table import Line, table_lines
+from sluice.experiments.tables.accuracy_texts import COLUMNS, below_the_printed, block_title, blocks, cells_of
 
 Number = TypeVar("Number", int, float)
 

@@ -11,8 +11,8 @@ import typer
 from sluice.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
-    from sluice.report.verify import Verification
-    from sluice.spending import Spending
+    from sluice.runs.privacy_spent import Spending
+    from sluice.runs.verify import Verification
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs on the same records.")]
@@ -26,7 +26,7 @@ def verify(runs: Runs, delta: Delta = None, as_json: JsonFlag = False) -> None:
 
     Example: sluice verify runs/first runs/second --delta 1e-5
     """
-    from sluice.report.verify import verify_together
+    from sluice.runs.verify import verify_together
 
     verifications, joint = verify_together(runs, delta=delta)
     holds = all(verification.holds for verification in verifications)
@@ -51,9 +51,9 @@ def certificate(run: Run, as_json: JsonFlag = False) -> None:
 
     Example: sluice certificate runs/first
     """
-    from sluice.report.certificate import write_certificate
-    from sluice.report.pages import headline
-    from sluice.runs import RunFolder
+    from sluice.runs.certificate import write_certificate
+    from sluice.runs.folder import RunFolder
+    from sluice.runs.pages import headline
 
     folder = RunFolder.look(run)
     written = write_certificate(folder)
@@ -71,11 +71,11 @@ def private(run: Run, as_json: JsonFlag = False) -> None:
 
     Example: sluice private runs/first
     """
-    from sluice.errors import InputError
-    from sluice.report.plots import acceptance_picture, metric_picture
-    from sluice.runs import RunFolder
-    from sluice.storage import write_atomically
-    from sluice.trace import read_trace
+    from sluice._base.errors import InputError
+    from sluice._base.storage import write_atomically
+    from sluice.runs.folder import RunFolder
+    from sluice.runs.plots import acceptance_picture, metric_picture
+    from sluice.runs.trace import read_trace
 
     folder = RunFolder.look(run)
     rows = read_trace(folder.trace_path)
@@ -105,6 +105,6 @@ def _as_json(verification: Verification) -> dict[str, Any]:
 def _joint_line(joint: Spending, count: int) -> str:
     if joint.epsilon is None:
         return f"all {count} runs together: no epsilon is proved, because it is not for one of them"
-    from sluice.report.rounding import rounded_up
+    from sluice._base.rounding import rounded_up
 
     return f"all {count} runs together: epsilon {rounded_up(joint.epsilon)} at delta {joint.delta:g}, if on the same records"

@@ -12,9 +12,9 @@ from sluice.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
-    from sluice.promise import Promise
-    from sluice.settings import TrainSettings
-    from sluice.training import Training, TrainResult
+    from sluice.experiments.run import Training, TrainResult
+    from sluice.experiments.settings import TrainSettings
+    from sluice.mechanism.base import Promise
 
 RUNS = Path("runs")
 
@@ -179,8 +179,8 @@ def train(
     """
     given = dict(locals())
     from sluice.cli.train_output import Screen, print_plan, print_result, result_as_json
-    from sluice.settings import assignment
-    from sluice.training import recorded_run
+    from sluice.experiments.run import recorded_run
+    from sluice.experiments.settings import assignment
 
     overrides = _given_settings(given)
     if option:
@@ -215,14 +215,14 @@ def train(
 
 
 def _given_settings(given: dict[str, Any]) -> dict[str, Any]:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
     names = {field.name for field in fields(TrainSettings)}
     return {name: value for name, value in given.items() if name in names and value is not None}
 
 
 def _refuse_settings(named: list[str]) -> None:
-    from sluice.errors import InputError
+    from sluice._base.errors import InputError
 
     if named:
         raise InputError(
@@ -237,7 +237,7 @@ def _set_threads(threads: int | None) -> None:
 
     import torch
 
-    from sluice.errors import InputError
+    from sluice._base.errors import InputError
 
     processors = os.cpu_count() or 1
     if not 1 <= threads <= processors:  # PyTorch crashes where the system cannot make so many
@@ -246,9 +246,9 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) -> tuple[TrainSettings, Path]:
-    from sluice.errors import InputError
-    from sluice.runs import may_begin
-    from sluice.settings import settings_from
+    from sluice._base.errors import InputError
+    from sluice.experiments.settings import settings_from
+    from sluice.runs.folder import may_begin
 
     settings = settings_from(overrides, file=config)
     path = _new_path(run, settings)
@@ -260,8 +260,8 @@ def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) ->
 
 
 def _training(settings: TrainSettings, mechanism: Promise | None, operation: _Operation, screen: Screen) -> Training:
-    from sluice.preparation import prepare
-    from sluice.training import Training
+    from sluice.experiments.preparing import prepare
+    from sluice.experiments.run import Training
 
     return Training(
         settings=settings,
@@ -277,13 +277,13 @@ def _training(settings: TrainSettings, mechanism: Promise | None, operation: _Op
 def _carry_out(training: Training, path: Path, operation: _Operation, screen: Screen, *, is_new: bool) -> TrainResult:
     from contextlib import ExitStack
 
-    from sluice.interrupts import sigterm_as_interrupt
+    from sluice._base.interrupts import sigterm_as_interrupt
 
     try:
         with ExitStack() as stack:
             stack.enter_context(sigterm_as_interrupt())
             if operation.tensorboard:
-                from sluice.monitoring import TensorBoard
+                from sluice.experiments.monitoring import TensorBoard
 
                 screen.also(stack.enter_context(TensorBoard(path / "private")).report)
             stack.enter_context(screen.discreet())

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from sluice._base.rounding import rounded_up
 from sluice.cli.output import print_table
+from sluice.experiments.planning import privacy_figures
+from sluice.experiments.run import Progress, Training, TrainResult
+from sluice.mechanism.base import Promise
 from sluice.methods import method_of
 from sluice.models import activation_of
-from sluice.planning import privacy_figures
-from sluice.promise import Promise
-from sluice.publication import PICTURE, Evaluation
-from sluice.report.rounding import rounded_up
-from sluice.trace import TraceRow
-from sluice.training import Progress, Training, TrainResult
+from sluice.runs.public_files import PICTURE, Evaluation
+from sluice.runs.trace import TraceRow
 
 _LINES = 10
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice._base.errors import InputError
 from sluice.data.files import CatalogEntry, Content, DataFile
 from sluice.data.parsers import (
     CIFAR_10_FOLDER,
@@ -11,7 +12,6 @@ from sluice.data.parsers import (
     unpack_mnist,
 )
 from sluice.data.transforms import standardised, to_float, to_ids
-from sluice.errors import InputError
 
 DIGITS = "digits"
 _KERAS = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"

@@ -19,9 +19,9 @@ import requests
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from sluice._base.errors import DataError
+from sluice._base.files import replaced_atomically
 from sluice.data.files import DataFile
-from sluice.errors import DataError
-from sluice.files import replaced_atomically
 
 CHUNK_BYTES = 1 << 16
 CONNECT_AND_READ_SECONDS = (10.0, 30.0)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from sluice._base.errors import InputError
 from sluice.data.files import Kind
 from sluice.data.transforms import Transform
-from sluice.errors import InputError
 
 Indices = Tensor | np.ndarray | Sequence[int]
 

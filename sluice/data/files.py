@@ -17,9 +17,9 @@ from typing import Literal
 
 import numpy as np
 
+from sluice._base.errors import DataError, InputError
+from sluice._base.files import cache_dir
 from sluice.data.transforms import Transform
-from sluice.errors import DataError, InputError
-from sluice.files import cache_dir
 
 Kind = Literal["image", "text", "features"]
 FileState = Literal["ok", "damaged", "unreadable", "missing"]

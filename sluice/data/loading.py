@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from sluice._base.errors import DataError, InputError
+from sluice._base.validate import one_of, open_fraction, positive_integer
 from sluice.data import own
 from sluice.data.catalog import CATALOG, DIGITS, IMDB, entry_named, names
 from sluice.data.download import download as fetch
@@ -30,8 +32,6 @@ from sluice.data.files import (
 from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.transforms import ToFloat
 from sluice.data.unpacked import unpacked
-from sluice.errors import DataError, InputError
-from sluice.validate import one_of, open_fraction, positive_integer
 
 DEFAULT_VOCABULARY = 20_000
 DIGITS_TEST_SIZE = 360

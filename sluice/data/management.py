@@ -9,6 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Literal
 
+from sluice._base.errors import DataError
 from sluice.data.catalog import CATALOG, DIGITS, entry_named
 from sluice.data.download import download
 from sluice.data.files import (
@@ -23,7 +24,6 @@ from sluice.data.files import (
     search_roots,
 )
 from sluice.data.loading import DIGITS_SHA256, DIGITS_TEST_SIZE, read_digits
-from sluice.errors import DataError
 
 State = Literal["ok", "damaged", "unreadable", "missing", "absent"]
 

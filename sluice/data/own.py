@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from sluice._base.errors import DataError, InputError
+from sluice._base.validate import one_of
 from sluice.data.examples import DataSplits, Examples, Indices, TensorExamples
 from sluice.data.files import Kind
 from sluice.data.splitting import split_off
 from sluice.data.transforms import Transform, to_float, to_ids, unscaled
-from sluice.errors import DataError, InputError
-from sluice.validate import one_of
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_KEYS = ("x", "y")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.errors import DataError
+from sluice._base.errors import DataError
 
 CIFAR_10_FOLDER = "cifar-10-batches-py"
 CIFAR_10_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))

@@ -11,9 +11,9 @@ import hashlib
 
 import numpy as np
 
+from sluice._base.errors import InputError
+from sluice._base.validate import open_fraction
 from sluice.data.examples import Examples
-from sluice.errors import InputError
-from sluice.validate import open_fraction
 
 
 def hold_out(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:

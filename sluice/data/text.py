@@ -13,10 +13,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from sluice._base.errors import InputError
+from sluice._base.validate import positive_integer
 from sluice.data.examples import Examples, Indices
 from sluice.data.parsers import flatten
-from sluice.errors import InputError
-from sluice.validate import positive_integer
 
 PADDING, START, UNKNOWN, RANK_SHIFT = 0, 1, 2, 3
 

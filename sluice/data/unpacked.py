@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sluice.files import cache_dir, replaced_atomically
+from sluice._base.files import cache_dir, replaced_atomically
 
 # Part of the folder's name, so that copies in an older form are never mistaken for the present one.
 FORM = 1

@@ -17,12 +17,12 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from sluice._base.errors import InputError
+from sluice._base.files import cache_dir, replaced_atomically
+from sluice._base.progress import progress
+from sluice._base.storage import canonical_json, explained
 from sluice.data.transforms import ToFloat, to_float
-from sluice.errors import InputError
-from sluice.features.progress import progress
 from sluice.features.scattering import COEFFICIENTS, Scattering
-from sluice.files import cache_dir, replaced_atomically
-from sluice.storage import canonical_json, explained
 
 TRANSFORM_VERSION = 2
 """To be raised with every change that moves a coefficient by more than float16 can tell, if only on some machine.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.features.scattering import COEFFICIENTS
 from sluice.features.statistics import ChannelStatistics
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.features.filters import ANGLES, SCALES, wavelet_spectra
 from sluice.features.spectral import BandPass, LowPass, Workspace, reflection
 

@@ -9,9 +9,9 @@ import dp_accounting
 import torch
 from torch import Tensor
 
-from sluice import validate
-from sluice.errors import InputError
-from sluice.noise import NoiseSource, noisy_sum, power_of_two_below
+from sluice._base import validate
+from sluice._base.errors import InputError
+from sluice.randomness.noise import NoiseSource, noisy_sum, power_of_two_below
 
 _RECORDS_AT_ONCE = 128
 

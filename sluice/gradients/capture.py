@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.module import register_module_forward_hook
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
 from sluice.gradients.opaque import OpaqueRule
 from sluice.gradients.options import GradientOptions

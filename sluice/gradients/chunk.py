@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.gradients.capture import Recording
 from sluice.gradients.combine import combined
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from sluice.gradients.correlation import Geometry
+from sluice.gradients.layers.correlation import Geometry
 
 #: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
 _TRAFFIC = 12.0

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
 from sluice.gradients.chunk import Chunk

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.probe import seed, undisturbed
 from sluice.gradients.trees import apply, batch_size, take, tensors_in
 from sluice.gradients.validation import refuse_mixing

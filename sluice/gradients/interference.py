@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from sluice.errors import UnsupportedModuleError
+from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.independence import TOLERANCE, close, first_difference, mixing_message
 from sluice.gradients.probe import Axes, seed, undisturbed
 from sluice.gradients.synthetic import Samples

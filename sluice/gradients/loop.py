@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.gradients.capture import Recording
 from sluice.gradients.chunk import Chunk
 from sluice.gradients.engine import PerSampleGradients

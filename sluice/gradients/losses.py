@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.gradients.independence import close
 from sluice.gradients.probe import Axes, seed, undisturbed
 from sluice.gradients.synthetic import POOL, Samples, targets_like

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sluice.errors import UnsupportedModuleError
+from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.contributions import ExplicitContribution
 from sluice.gradients.rules import Call, Rule
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.gradients.trees import batch_size
 
 STRATEGIES = ("auto", "gram", "explicit", "vmap", "loop")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.rules import Rule, rule_for
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.capture import Watch
 from sluice.gradients.interference import refuse_changing_buffers, refuse_interference
 from sluice.gradients.losses import Loss, Total, check_loss

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 
 
 def leaves_in(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from sluice.errors import UnsupportedModuleError
+from sluice._base.errors import UnsupportedModuleError
 
 
 def problems(module: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice.errors import UnsupportedModuleError
+from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.capture import Watch
 from sluice.gradients.chunk import Chunk
 from sluice.gradients.probe import probing_loss, seed, undisturbed

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sluice import validate
-from sluice.mechanism import Mechanism
+from sluice._base import validate
+from sluice.mechanism.base import Promise
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods import (
     dpagd,
     dpis,
@@ -20,10 +21,9 @@ from sluice.methods import (
     non_private,
 )
 from sluice.methods.base import Method, NoOptions
-from sluice.promise import Promise
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 METHODS: dict[str, Method] = {
     module.METHOD.name: module.METHOD

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sluice.errors import InputError
-from sluice.promise import Promise
+from sluice._base.errors import InputError
+from sluice.mechanism.base import Promise
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,17 +27,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, ZCDpEvent
 
-from sluice import serial, validate
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
-from sluice.errors import InputError
+from sluice.mechanism.base import Promise
 from sluice.methods.base import Method
 from sluice.methods.dpagd_descent import AdaptiveDescent, usable_rho
 from sluice.methods.reference import pixel_settings, small_settings
-from sluice.promise import Promise
-from sluice.workbench import Workbench
+from sluice.training.context import Workbench
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 RELEASES = {
     "mnist": (40, 60, 80),

@@ -23,20 +23,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
 
-from sluice import serial, validate
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.events import plain_release
-from sluice.errors import InputError
+from sluice.mechanism.base import Promise
 from sluice.methods.base import Method
 from sluice.methods.dpis_release import ImportanceReleaser
 from sluice.methods.dpsgd_hf import RELEASES
 from sluice.methods.reference import scattering_settings
-from sluice.promise import Promise
-from sluice.sampling import exact_sample_rate
-from sluice.workbench import Workbench
+from sluice.randomness.sampling import exact_sample_rate
+from sluice.training.context import Workbench
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 # Where the noise of the statistics is left open, each costs this much less than the gradient: a hundredth of it.
 STATISTICS_RATIO = 10.0

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sluice.noise import noisy_sum
-from sluice.procedure import Draft, Procedure
-from sluice.sampling import PoissonSampler
-from sluice.scaling import MARGIN
-from sluice.workbench import Loss, Workbench
+from sluice.mechanism.scaling import MARGIN
+from sluice.randomness.noise import noisy_sum
+from sluice.randomness.sampling import PoissonSampler
+from sluice.training.context import Loss, Workbench
+from sluice.training.executor import Draft, Procedure
 
 if TYPE_CHECKING:
     from sluice.methods.dpis import ImportanceSampling

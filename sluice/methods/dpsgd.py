@@ -12,10 +12,10 @@ user's own get a net with one hidden layer.
 
 from __future__ import annotations
 
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import selective_mechanism
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods.base import Method
 from sluice.methods.reference import pixel_settings
-from sluice.planning import selective_mechanism
 
 RELEASES = {
     "mnist": (678, 1207, 1931),

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import selective_mechanism
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods.base import Method
 from sluice.methods.dpsgd import RELEASES as PIXEL_RELEASES
 from sluice.methods.reference import SMALL_STEPS, scattering_settings
-from sluice.planning import selective_mechanism
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 RELEASES = {
     "mnist": (331, 1032, 1796),

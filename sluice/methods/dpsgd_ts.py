@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import selective_mechanism
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods.base import Method
 from sluice.methods.dpsgd import RELEASES
 from sluice.methods.reference import pixel_settings
 from sluice.models import activation_of, model_names
-from sluice.planning import selective_mechanism
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 
 def _refusal(settings: TrainSettings) -> str | None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import selective_mechanism
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods.base import Method
-from sluice.planning import selective_mechanism
 
 # Chosen on held-out training records (docs/results.md tells how), never on test records.
 _DEFAULTS: dict[str, dict[str, Any]] = {

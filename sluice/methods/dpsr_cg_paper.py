@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import selective_mechanism
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods.base import Method
 from sluice.methods.reference import nearest
-from sluice.planning import selective_mechanism
 
 _ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"lr": 0.1, "scaling_bound": 8.0},

@@ -33,8 +33,11 @@ import torch
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from torch import Tensor
 
-from sluice import serial, validate
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
+from sluice.accounting.claims import CLAIMED_LABEL
 from sluice.accounting.dpsur import (
     Dpsur,
     DpsurAttemptDpEvent,
@@ -45,23 +48,21 @@ from sluice.accounting.dpsur import (
     most_attempts_at_once,
     paper_dpsur_account,
 )
-from sluice.accounting.paper import CLAIMED_LABEL
 from sluice.accounting.search import smallest_reaching
-from sluice.attempt import RAREST_USEFUL_ATTEMPT
-from sluice.errors import InputError
+from sluice.experiments.planning import scaling_rule
+from sluice.mechanism.base import Claim, Promise
+from sluice.mechanism.scaling import ScalingRule, scaling_from_dict
 from sluice.methods.base import Method
 from sluice.methods.reference import NOISE, nearest, scattering_settings
-from sluice.noise import noisy_sum
-from sluice.planning import scaling_rule
-from sluice.procedure import Draft, Procedure
-from sluice.promise import Claim, Promise
-from sluice.release import GaveUpError
-from sluice.sampling import PoissonSampler, exact_sample_rate
-from sluice.scaling import ScalingRule, scaling_from_dict
-from sluice.workbench import Loss, Workbench
+from sluice.randomness.noise import noisy_sum
+from sluice.randomness.sampling import PoissonSampler, exact_sample_rate
+from sluice.training.attempt import RAREST_USEFUL_ATTEMPT
+from sluice.training.context import Loss, Workbench
+from sluice.training.executor import Draft, Procedure
+from sluice.training.selective_release import GaveUpError
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 _LARGEST_NOISE = 100.0
 

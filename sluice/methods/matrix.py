@@ -27,25 +27,31 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
 from torch import Tensor
 
-from sluice import serial, validate
-from sluice.errors import InputError
-from sluice.matrix.accounting import banded_event, require_noise
-from sluice.matrix.batches import BallsInBins, CyclicPoisson
-from sluice.matrix.conditional import conditional_epsilon
-from sluice.matrix.monte_carlo import MonteCarloDelta, monte_carlo_delta, monte_carlo_epsilon, require_samples
-from sluice.matrix.noise import CorrelatedRelease
-from sluice.matrix.optimise import require_buffers
-from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
+from sluice.accounting.matrix.accounting import banded_event, require_noise
+from sluice.accounting.matrix.conditional import conditional_epsilon
+from sluice.accounting.matrix.monte_carlo import (
+    MonteCarloDelta,
+    monte_carlo_delta,
+    monte_carlo_epsilon,
+    require_samples,
+)
+from sluice.accounting.matrix.optimise import require_buffers
+from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
+from sluice.mechanism.base import Promise
+from sluice.mechanism.scaling import Clip
 from sluice.methods.base import Method
 from sluice.methods.reference import scattering_settings
-from sluice.procedure import Draft, Procedure
-from sluice.promise import Promise
-from sluice.sampling import PoissonSampler
-from sluice.scaling import Clip
-from sluice.workbench import Loss, Workbench
+from sluice.randomness.correlated import CorrelatedRelease
+from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson
+from sluice.randomness.sampling import PoissonSampler
+from sluice.training.context import Loss, Workbench
+from sluice.training.executor import Draft, Procedure
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 BATCHES = ("cyclic-poisson", "balls-in-bins", "poisson")
 

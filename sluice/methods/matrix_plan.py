@@ -8,19 +8,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sluice._base.errors import InputError
+from sluice.accounting.matrix.monte_carlo import calibrate_balls_in_bins, monte_carlo_epsilon
+from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
+from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz
+from sluice.accounting.matrix.workload import Workload
 from sluice.accounting.search import smallest_reaching
-from sluice.errors import InputError
-from sluice.matrix.batches import cyclic_sample_rate
-from sluice.matrix.monte_carlo import calibrate_balls_in_bins, monte_carlo_epsilon
-from sluice.matrix.optimise import optimise_banded, optimise_blt
-from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz
-from sluice.matrix.workload import Workload
+from sluice.experiments.update_rule import learning_rates
 from sluice.methods.matrix import MatrixMechanism, MatrixOptions
-from sluice.sampling import exact_sample_rate
-from sluice.update_rule import learning_rates
+from sluice.randomness.grouped_sampling import cyclic_sample_rate
+from sluice.randomness.sampling import exact_sample_rate
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 _MOST_BANDS = 16
 _FIRST_GUESS = 2.0

@@ -16,15 +16,16 @@ import torch
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 from torch import Tensor
 
-from sluice import serial, validate
+from sluice._base import codec as serial
+from sluice._base import validate
 from sluice.gradients.trees import apply
+from sluice.mechanism.base import Promise
 from sluice.methods.base import Method
-from sluice.procedure import Draft, Procedure
-from sluice.promise import Promise
-from sluice.workbench import Loss, Workbench
+from sluice.training.context import Loss, Workbench
+from sluice.training.executor import Draft, Procedure
 
 if TYPE_CHECKING:
-    from sluice.settings import TrainSettings
+    from sluice.experiments.settings import TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)

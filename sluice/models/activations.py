@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.models.activations import Activation, create_activation
 
 SMALLEST_GREY_IMAGE = 16

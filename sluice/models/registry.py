@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sluice import validate
-from sluice.errors import InputError
+from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.models.activations import Activation
 from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
 from sluice.models.linear import LinearClassifier

@@ -9,13 +9,13 @@ from dp_accounting import pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, plain_release
 from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
-from sluice.errors import InputError
 
 BOTH = pytest.mark.parametrize("name", ["pld", "rdp"])
 # Rounding to the grid moves epsilon by parts in 10,000; what must grow may fall by that much.

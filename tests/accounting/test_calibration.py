@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import calibrate, release_event, resolve_sample_rate, solve_releases
 from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.search import smallest_reaching
-from sluice.errors import InputError
-from sluice.gate import ClippingBiasGate, CoinGate
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 
 
 def recheck(plan):

@@ -12,6 +12,8 @@ from scipy.integrate import quad
 from scipy.special import logsumexp
 from scipy.stats import norm
 
+from sluice._base.errors import InputError
+from sluice.accounting.claims import CLASSICAL_ORDERS, classical_renyi, feature_statistics_event
 from sluice.accounting.dpsur import (
     Dpsur,
     claimed_dpsur_account,
@@ -30,9 +32,7 @@ from sluice.accounting.dpsur_comparison import (
     epsilon_by_releases,
     repeat_and_select_epsilon,
 )
-from sluice.accounting.paper import CLASSICAL_ORDERS, classical_renyi, feature_statistics_event
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
-from sluice.errors import InputError
 
 
 def published(batch: int, records: int, *, noise: float, validation_noise: float) -> Dpsur:

@@ -8,11 +8,11 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_terms import GateTerms
-from sluice.errors import InputError
-from sluice.gate import ClippingBiasGate
+from sluice.mechanism.gates import ClippingBiasGate
 
 PROBABILITY = st.floats(1e-9, 1.0, exclude_min=True)
 EVENTS = st.builds(

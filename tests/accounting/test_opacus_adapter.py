@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import release_event
 from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.opacus_adapter import SelectiveAccountant, register_with_opacus
-from sluice.errors import InputError
 
 GATE = GateTerms(gate_noise=1.0, reference_noise=10.0)
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from sluice.accounting import paper
-from sluice.accounting.paper import (
+from sluice._base.errors import InputError
+from sluice.accounting import claims as paper
+from sluice.accounting.claims import (
     CLASSICAL_ORDERS,
     ClaimedAccount,
     claimed_account,
@@ -20,7 +21,6 @@ from sluice.accounting.paper import (
     paper_batch_size,
     tail_ratio,
 )
-from sluice.errors import InputError
 
 FIRST_ROW = {"sample_rate": 1024 / 60000, "noise_multiplier": 2.0, "releases": 2000, "delta": 1e-5}
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import dp_accounting as dpa
 import pytest
 
-from sluice.accounting.dpsur import Dpsur, claimed_dpsur_account, claimed_dpsur_inflation, paper_dpsur_account
-from sluice.accounting.paper import (
+from sluice.accounting.claims import (
     ClaimedAccount,
     claimed_account,
     claimed_inflation,
     feature_statistics_event,
     paper_batch_size,
 )
+from sluice.accounting.dpsur import Dpsur, claimed_dpsur_account, claimed_dpsur_inflation, paper_dpsur_account
 
 DELTA = 1e-5
 SIZE = {"MNIST": 60000, "FMNIST": 60000, "CIFAR-10": 50000, "IMDB": 25000}

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import norm
 
 from sluice.accounting.acceptance import Acceptance
+from sluice.accounting.claims import claimed_epsilon
 from sluice.accounting.events import SelectiveReleaseDpEvent
-from sluice.accounting.paper import claimed_epsilon
 from sluice.accounting.selective_rdp import renyi_divergences
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text(encoding="utf-8")

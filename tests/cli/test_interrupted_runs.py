@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice import publication, training
 from sluice.cli import main
 from sluice.cli.train_output import Screen
-from sluice.ledger import read_ledger
-from sluice.report.verify import verify_run
-from sluice.runs import RunFolder
+from sluice.experiments import run as training
+from sluice.runs.folder import RunFolder
+from sluice.runs.folder import public_files as publication
+from sluice.runs.ledger import read_ledger
+from sluice.runs.verify import verify_run
 
 RELEASES = 6
 UNSEEDED = [
@@ -33,7 +34,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: f"<svg>{points}</svg>")
     monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: repr(points).encode())
-    monkeypatch.setattr("sluice.report.plots.epsilon_picture", lambda contents: f"<svg>{contents.head}</svg>")
+    monkeypatch.setattr("sluice.runs.plots.epsilon_picture", lambda contents: f"<svg>{contents.head}</svg>")
 
 
 def sluice(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice import publication
 from sluice.cli import main, reproduce_accuracy
+from sluice.runs.folder import public_files as publication
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
     monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: b"")
-    monkeypatch.setattr("sluice.report.plots.epsilon_picture", lambda contents: "<svg/>")
+    monkeypatch.setattr("sluice.runs.plots.epsilon_picture", lambda contents: "<svg/>")
 
 
 def accuracy(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.attempt import Attempt
 from sluice.cli import main
-from sluice.gate import ClippingBiasGate
 from sluice.gradients import NonFiniteGradientWarning
-from sluice.release import Releaser
-from sluice.trace import read_trace
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.runs.trace import read_trace
+from sluice.training.attempt import Attempt
+from sluice.training.selective_release import Releaser
 
 QUICK = [
     "train", "--dataset", "digits", "--releases", "8", "--noise-multiplier", "2", "--accountant", "rdp",

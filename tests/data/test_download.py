@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from sluice._base.errors import DataError
 from sluice.data import load
 from sluice.data.catalog import CATALOG
 from sluice.data.download import download
 from sluice.data.files import DataFile
-from sluice.errors import DataError
 
 QUICK = {"timeout": (2.0, 1.0), "pause": 0.0}
 

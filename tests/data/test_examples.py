@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from sluice._base.errors import InputError
 from sluice.data import TensorExamples, standardised, to_float
-from sluice.errors import InputError
 
 
 def examples(count: int) -> TensorExamples:

@@ -12,11 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sluice._base.errors import DataError, InputError
 from sluice.data import load, load_sequences, load_word_index, names
 from sluice.data.catalog import CATALOG
 from sluice.data.files import read_verified
 from sluice.data.parsers import CIFAR_10_MEMBERS
-from sluice.errors import DataError, InputError
 
 
 def test_digits_have_a_fixed_split() -> None:

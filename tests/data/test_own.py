@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from sluice._base.errors import DataError, InputError
 from sluice.data import TensorExamples, load
-from sluice.errors import DataError, InputError
 
 X, Y = np.arange(40, dtype=np.float64).reshape(10, 4), np.arange(10) % 3
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from sluice._base.errors import DataError
 from sluice.data.parsers import flatten, idx
-from sluice.errors import DataError
 
 
 def encode(array: np.ndarray) -> bytes:

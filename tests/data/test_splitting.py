@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
+from sluice._base.errors import InputError
 from sluice.data import Examples, TensorExamples, hold_out, load, to_float
 from sluice.data.text import BagExamples, Sequences, bag_of_words
 from sluice.data.transforms import unscaled
-from sluice.errors import InputError
 
 Splitter = Callable[[np.ndarray, np.ndarray, Path], tuple[Examples, Examples]]
 

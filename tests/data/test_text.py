@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice._base.errors import InputError
 from sluice.data import BagExamples, Sequences, bag_of_words, padded
-from sluice.errors import InputError
 
 TEXTS = st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_size=8)
 

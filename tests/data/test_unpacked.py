@@ -93,7 +93,7 @@ import random, sys
 from pathlib import Path
 import numpy as np
 from sluice.data.unpacked import unpacked
-from sluice.files import cache_dir
+from sluice._base.files import cache_dir
 
 truth = np.arange(50_000, dtype=np.int64)
 chance = random.Random(int(sys.argv[1]))

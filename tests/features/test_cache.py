@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from sluice._base.errors import DataError, InputError
 from sluice.data.transforms import ToFloat, standardised, to_float
-from sluice.errors import DataError, InputError
 from sluice.features import Scattering, cache, scattering_features
 
 

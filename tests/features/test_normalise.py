@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.features import ChannelNormalisation, ChannelStatistics, GroupNormalisation, scale_orders
 
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from sluice.features import progress as module
-from sluice.features.progress import progress
+from sluice._base import progress as module
+from sluice._base.progress import progress
 
 
 class Terminal(io.StringIO):

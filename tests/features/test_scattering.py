@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from sluice._base.errors import InputError
 from sluice.data.transforms import standardised, to_float
-from sluice.errors import InputError
 from sluice.features import COEFFICIENTS, Scattering
 from sluice.features.filters import wavelet_spectra
 

@@ -9,10 +9,10 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.features import private_channel_statistics
 from sluice.features.statistics import PrivateStatistics, _contributions, _spatial_means
-from sluice.noise import SecureNoise, SeededNoise
+from sluice.randomness.noise import SecureNoise, SeededNoise
 
 
 def release(features: torch.Tensor, **changes: object) -> PrivateStatistics:

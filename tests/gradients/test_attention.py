@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sluice.errors import UnsupportedModuleError
+from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients
 
 SIZES = st.sampled_from([0, 1, 7, 64])

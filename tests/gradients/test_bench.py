@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from sluice.errors import InputError
-from sluice.gradients.bench import measure as module
-from sluice.gradients.bench.measure import Measurement, measure, ratios
-from sluice.gradients.bench.report import write_json, write_plot
+from sluice._base.errors import InputError
+from sluice.experiments.bench import measure as module
+from sluice.experiments.bench.measure import Measurement, measure, ratios
+from sluice.experiments.bench.report import write_json, write_plot
 
 
 def result(method: str, seconds: float | None, megabytes: float | None = None) -> Measurement:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 

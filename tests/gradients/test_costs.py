@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.gradients import costs
-from sluice.gradients.correlation import Geometry
+from sluice.gradients.layers.correlation import Geometry
 
 
 def square(channels: int, size: int, out: int, *, groups: int = 1) -> Geometry:

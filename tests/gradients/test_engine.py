@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients
 from sluice.gradients.rules import rule_for
 

@@ -11,10 +11,10 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from sluice import PrivacyEngine
-from sluice.gate import ClippingBiasGate
 from sluice.gradients import NonFiniteGradientWarning, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
-from sluice.scaling import Clip
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.scaling import Clip
 
 VALUES = [
     1e-45,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from sluice.errors import UnsupportedModuleError
+from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients
 from sluice.gradients.capture import Recording
-from sluice.gradients.recurrent import RecurrentRule
+from sluice.gradients.layers.recurrent import RecurrentRule
 from sluice.gradients.rules import Call
 from sluice.gradients.workspace import Workspace
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients import PerSampleGradients, check_independence, fix, problems
 
 

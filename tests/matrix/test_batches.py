@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from sluice.errors import DataError, InputError
-from sluice.matrix.batches import BallsInBins, CyclicPoisson, cyclic_sample_rate, uniform_groups
-from sluice.noise import SeededNoise
+from sluice._base.errors import DataError, InputError
+from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson, cyclic_sample_rate, uniform_groups
+from sluice.randomness.noise import SeededNoise
 
 ALPHA = 1e-4
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.composition import compose
-from sluice.errors import InputError
-from sluice.matrix.accounting import accounted_coefficients
-from sluice.matrix.conditional import _epsilon, conditional_epsilon, participation_bounds
-from sluice.matrix.mixture_loss import Mixture, mixture_loss, sum_of_coins
-from sluice.matrix.optimise import optimise_banded, optimise_blt
-from sluice.matrix.strategy import BandedToeplitz, Strategy, identity
-from sluice.matrix.workload import prefix_sums
+from sluice.accounting.matrix.accounting import accounted_coefficients
+from sluice.accounting.matrix.conditional import _epsilon, conditional_epsilon, participation_bounds
+from sluice.accounting.matrix.mixture_loss import Mixture, mixture_loss, sum_of_coins
+from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
+from sluice.accounting.matrix.strategy import BandedToeplitz, Strategy, identity
+from sluice.accounting.matrix.workload import prefix_sums
 
 SMALL = [
     (BandedToeplitz((1.0, 0.8)), 2, 0.3, 1.5, 1e-2),

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sluice.matrix.bins import BinsPair
-from sluice.matrix.strategy import BandedToeplitz
+from sluice.accounting.matrix.bins import BinsPair
+from sluice.accounting.matrix.strategy import BandedToeplitz
 
 STRATEGY = BandedToeplitz((1.0, 0.7, 0.4, 0.3))
 NOISE, EPSILON, SAMPLES = 1.5, 0.5, 150_000

@@ -8,13 +8,13 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr
 
-from sluice.errors import InputError
-from sluice.matrix.bins import BinsPair
-from sluice.matrix.confidence import upper_mean
-from sluice.matrix.monte_carlo import calibrate_balls_in_bins, monte_carlo_delta, monte_carlo_epsilon
-from sluice.matrix.optimise import optimise_banded, optimise_blt
-from sluice.matrix.strategy import BandedToeplitz, Strategy, identity
-from sluice.matrix.workload import prefix_sums
+from sluice._base.errors import InputError
+from sluice.accounting.matrix.bins import BinsPair
+from sluice.accounting.matrix.confidence import upper_mean
+from sluice.accounting.matrix.monte_carlo import calibrate_balls_in_bins, monte_carlo_delta, monte_carlo_epsilon
+from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
+from sluice.accounting.matrix.strategy import BandedToeplitz, Strategy, identity
+from sluice.accounting.matrix.workload import prefix_sums
 
 BLT = optimise_blt(prefix_sums(60), buffers=2, participations=6, separation=10)
 TWO_BINS = [

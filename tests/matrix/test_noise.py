@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import linalg, stats
 
-from sluice.errors import DataError, InputError
-from sluice.matrix.noise import CorrelatedNoise, CorrelatedRelease
-from sluice.matrix.optimise import optimise_banded, optimise_blt
-from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, identity
-from sluice.matrix.workload import prefix_sums
-from sluice.noise import SeededNoise
+from sluice._base.errors import DataError, InputError
+from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
+from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, identity
+from sluice.accounting.matrix.workload import prefix_sums
+from sluice.randomness.correlated import CorrelatedNoise, CorrelatedRelease
+from sluice.randomness.noise import SeededNoise
 
 STEPS = 24
 STRATEGIES = [
@@ -59,7 +59,7 @@ def test_released_noise_has_the_promised_covariance(strategy: BandedToeplitz | B
 
 
 def test_release_without_correlation_is_noisy_sum() -> None:
-    from sluice.noise import noisy_sum
+    from sluice.randomness.noise import noisy_sum
 
     mechanism = CorrelatedRelease(identity(), steps=3, noise_multiplier=2.0, max_grad_norm=0.5, source=SeededNoise(3))
     source = SeededNoise(3)

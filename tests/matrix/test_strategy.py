@@ -9,11 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import linalg, optimize
 
-from sluice.errors import InputError
-from sluice.matrix import series
-from sluice.matrix.optimise import optimise_banded, optimise_blt
-from sluice.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, Strategy, identity, strategy_from_dict
-from sluice.matrix.workload import Workload, momentum_workload, prefix_sums
+from sluice._base.errors import InputError
+from sluice.accounting.matrix import series
+from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
+from sluice.accounting.matrix.strategy import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    Strategy,
+    identity,
+    strategy_from_dict,
+)
+from sluice.accounting.matrix.workload import Workload, momentum_workload, prefix_sums
 
 # jax-privacy 2.0.0, float64: toeplitz.optimize_banded_toeplitz(n, bands, reduction_fn=jnp.mean or jnp.max), then
 # toeplitz.loss(coefficients, n, reduction_fn): squared error times squared sensitivity, for prefix sums.

@@ -17,19 +17,19 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sluice.batches import Batches
+from sluice._base.errors import InputError
 from sluice.data import DataSplits, load
-from sluice.errors import InputError
+from sluice.experiments.run import Progress, Training, recorded_run
+from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
 from sluice.methods import dpagd, dpagd_descent, promise_from_dict
 from sluice.methods.dpagd import AdaptiveBudget, Options, gaussian_noise, largest_rho
 from sluice.methods.dpagd_descent import LOSS_PARTS, AdaptiveDescent, averaged, loss_parts, noisy_minimum, unit_vector
-from sluice.noise import SeededNoise
-from sluice.optimizer import Updates
-from sluice.report.verify import verify_run
-from sluice.settings import settings_from
-from sluice.training import Progress, Training, recorded_run
-from sluice.workbench import Workbench
+from sluice.randomness.noise import SeededNoise
+from sluice.runs.verify import verify_run
+from sluice.training.batches import Batches
+from sluice.training.context import Workbench
+from sluice.training.weights import Updates
 
 
 def promise(**changes: Any) -> AdaptiveBudget:

@@ -14,24 +14,24 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.loss_distribution import hockey_stick_bound
 from sluice.accounting.selective_rdp import renyi_divergences
-from sluice.batches import Batches
 from sluice.data import DataSplits, load
-from sluice.engine import PrivacyEngine
-from sluice.errors import InputError
+from sluice.experiments.run import Progress, Training, recorded_run
+from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
+from sluice.mechanism.scaling import MARGIN
 from sluice.methods import dpis, promise_from_dict
 from sluice.methods.dpis import ImportanceSampling, Options
 from sluice.methods.dpis_release import CLIP_RAMP, LEAST_SHARE, ImportanceReleaser, shares
-from sluice.noise import SeededNoise
-from sluice.optimizer import Updates
-from sluice.report.verify import verify_run
-from sluice.scaling import MARGIN
-from sluice.settings import settings_from
-from sluice.training import Progress, Training, recorded_run
-from sluice.workbench import Workbench
+from sluice.randomness.noise import SeededNoise
+from sluice.runs.verify import verify_run
+from sluice.training.batches import Batches
+from sluice.training.context import Workbench
+from sluice.training.engine import PrivacyEngine
+from sluice.training.weights import Updates
 
 RUNS = 600
 

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from sluice._base.errors import InputError
 from sluice.cli import main
-from sluice.errors import InputError
+from sluice.experiments.preparing import prepare
+from sluice.experiments.run import Training
+from sluice.experiments.settings import default_settings, settings_from
 from sluice.models import LinearClassifier, Perceptron, TemperedSigmoid
-from sluice.preparation import prepare
-from sluice.settings import default_settings, settings_from
-from sluice.training import Training
 
 QUICK = {"releases": 3, "noise_multiplier": 2.0, "accountant": "rdp", "seed": 3, "batch_size": 32}
 

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sluice._base.errors import InputError
 from sluice.accounting.dpsur import give_up_probability, most_attempts_at_once
 from sluice.accounting.dpsur_comparison import compare_dpsur, epsilon_by_attempts, epsilon_by_releases
-from sluice.engine import PrivacyEngine
-from sluice.errors import InputError
+from sluice.experiments.settings import settings_from
+from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.methods import planned_mechanism
 from sluice.methods.dpsur import DpsurMechanism, SelectiveUpdates
-from sluice.release import GaveUpError
-from sluice.scaling import Clip, GlobalScaling
-from sluice.settings import settings_from
+from sluice.training.engine import PrivacyEngine
+from sluice.training.selective_release import GaveUpError
 
 RECORDS = 200
 
@@ -79,7 +79,7 @@ def test_a_planted_bad_step_is_rejected_and_leaves_no_trace(optimizer, monkeypat
 
 
 def test_both_losses_are_taken_on_the_same_fresh_batch(monkeypatch):
-    from sluice.workbench import Workbench
+    from sluice.training.context import Workbench
 
     engine, _, _ = run(mechanism())
     seen: list[Tensor] = []

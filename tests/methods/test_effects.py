@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from sluice._base.errors import InputError
 from sluice.data import DataSplits, load
-from sluice.errors import InputError
+from sluice.experiments.preparing import prepare
+from sluice.experiments.run import Training
+from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.methods import METHODS, method_of, planned_mechanism
-from sluice.preparation import prepare
-from sluice.settings import TrainSettings, settings_from
-from sluice.training import Training
 
 # Noise is given, so that nothing has to be calibrated; what is about budgets is tested beside it.
 BASE: dict[str, dict[str, Any]] = {

@@ -12,21 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from sluice._base.errors import InputError
+from sluice.accounting.matrix.strategy import BandedToeplitz, identity
+from sluice.accounting.matrix.workload import momentum_workload
 from sluice.data import DataSplits, load
-from sluice.engine import PrivacyEngine
-from sluice.errors import InputError
-from sluice.ledger import read_ledger
-from sluice.matrix.strategy import BandedToeplitz, identity
-from sluice.matrix.workload import momentum_workload
-from sluice.mechanism import Mechanism
+from sluice.experiments.planning import privacy_figures
+from sluice.experiments.run import Progress, Training, recorded_run
+from sluice.experiments.settings import TrainSettings, settings_from
+from sluice.mechanism.base import Promise
+from sluice.mechanism.selective_release import Mechanism
 from sluice.methods import matrix_plan, planned_mechanism, promise_from_dict
 from sluice.methods.matrix import MatrixMechanism
-from sluice.planning import privacy_figures
-from sluice.promise import Promise
-from sluice.report.verify import verify_run
-from sluice.settings import TrainSettings, settings_from
-from sluice.spending import joint_spending
-from sluice.training import Progress, Training, recorded_run
+from sluice.runs.ledger import read_ledger
+from sluice.runs.privacy_spent import joint_spending
+from sluice.runs.verify import verify_run
+from sluice.training.engine import PrivacyEngine
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "cyclic-poisson": {"bands": 3},

@@ -11,15 +11,15 @@ from typing import Any
 import jsonschema
 import pytest
 
+from sluice._base.errors import InputError
 from sluice.data import DataSplits, load
-from sluice.errors import InputError
+from sluice.experiments.planning import privacy_figures
+from sluice.experiments.run import Progress, Training, recorded_run
+from sluice.experiments.settings import TrainSettings, default_settings, settings_from, settings_of
 from sluice.methods import METHODS, method_of, planned_mechanism, promise_from_dict
 from sluice.methods.reference import nearest
-from sluice.planning import privacy_figures
-from sluice.report.certificate import schema
-from sluice.report.verify import verify_run
-from sluice.settings import TrainSettings, default_settings, settings_from, settings_of
-from sluice.training import Progress, Training, recorded_run
+from sluice.runs.certificate import schema
+from sluice.runs.verify import verify_run
 
 QUICK: dict[str, dict[str, Any]] = {
     "dpsr-cg": {"noise_multiplier": 2.0, "accountant": "rdp"},

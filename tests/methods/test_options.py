@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sluice import methods
-from sluice.engine import PrivacyEngine
-from sluice.errors import InputError
+from sluice._base.errors import InputError
+from sluice.experiments.planning import privacy_figures
+from sluice.experiments.settings import TrainSettings, assignment, settings_from
+from sluice.mechanism.base import Promise
 from sluice.methods import METHODS, planned_mechanism
-from sluice.planning import privacy_figures
-from sluice.promise import Promise
-from sluice.settings import TrainSettings, assignment, settings_from
+from sluice.training.engine import PrivacyEngine
 
 RECORDS = 90
 ABSURD: tuple[Any, ...] = (

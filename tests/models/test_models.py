@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
 from sluice.models import (
     LinearClassifier,
     MeanEmbedding,

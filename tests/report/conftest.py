@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sluice.gate import ClippingBiasGate
-from sluice.ledger import Ledger, LedgerHeader
-from sluice.mechanism import Mechanism
-from sluice.runs import RunFolder
-from sluice.scaling import GlobalScaling
-from sluice.storage import write_atomically
-from sluice.trace import TraceFile, TraceRow
+from sluice._base.storage import write_atomically
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.scaling import GlobalScaling
+from sluice.mechanism.selective_release import Mechanism
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import Ledger, LedgerHeader
+from sluice.runs.trace import TraceFile, TraceRow
 
 MakeRun = Callable[..., RunFolder]
 

@@ -6,14 +6,14 @@ from html.parser import HTMLParser
 import jsonschema
 import pytest
 
+from sluice._base.rounding import rounded_up
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
-from sluice.ledger import Ledger, read_ledger
-from sluice.mechanism import Mechanism
-from sluice.report.certificate import build_certificate, disagreements, schema, write_certificate
-from sluice.report.pages import headline, html_page, markdown_page
-from sluice.report.rounding import rounded_up
-from sluice.spending import joint_spending, mechanism_of, spending
+from sluice.mechanism.selective_release import Mechanism
+from sluice.runs.certificate import build_certificate, disagreements, schema, write_certificate
+from sluice.runs.ledger import Ledger, read_ledger
+from sluice.runs.pages import headline, html_page, markdown_page
+from sluice.runs.privacy_spent import joint_spending, mechanism_of, spending
 
 KINDS = {
     "secure": {},

@@ -8,8 +8,8 @@ import stat
 import pytest
 
 from sluice.cli import main
-from sluice.ledger import Ledger
-from sluice.report.certificate import write_certificate
+from sluice.runs.certificate import write_certificate
+from sluice.runs.ledger import Ledger
 
 
 @pytest.fixture

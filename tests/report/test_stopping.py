@@ -15,14 +15,14 @@ from scipy.special import ndtr
 from scipy.stats import norm
 
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
-from sluice.ledger import read_ledger
-from sluice.publication import Evaluation, read_evaluations
-from sluice.report.certificate import build_certificate, read_certificate, schema, write_certificate
-from sluice.report.pages import html_page, markdown_page
-from sluice.report.plots import epsilon_picture
-from sluice.report.verify import verify_run, verify_together
-from sluice.runs import RunFolder
-from sluice.spending import epsilon_over_releases, mechanism_of, spending
+from sluice.runs.certificate import build_certificate, read_certificate, schema, write_certificate
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import read_ledger
+from sluice.runs.pages import html_page, markdown_page
+from sluice.runs.plots import epsilon_picture
+from sluice.runs.privacy_spent import epsilon_over_releases, mechanism_of, spending
+from sluice.runs.public_files import Evaluation, read_evaluations
+from sluice.runs.verify import verify_run, verify_together
 
 EARLIER = Path(__file__).parent / "earlier"
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.errors import InputError
+from sluice._base.errors import InputError
+from sluice.experiments.tables.accuracy_cells import Plan, parse_overrides, plan_cells, table_order
 from sluice.methods import METHODS
-from sluice.tables.accuracy_cells import Plan, parse_overrides, plan_cells, table_order
 
 
 def plan(datasets="digits", methods="dpsgd", epsilons=(3.0,), seeds=(0,), overrides=None, tag="") -> Plan:

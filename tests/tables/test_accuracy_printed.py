@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.tables.accuracy_printed import COPIED, DATASETS, EPSILONS, OWN, PRINTED, has_printed_row, printed_cell
+from sluice.experiments.tables.accuracy_printed import (
+    COPIED,
+    DATASETS,
+    EPSILONS,
+    OWN,
+    PRINTED,
+    has_printed_row,
+    printed_cell,
+)
 
 METHODS = ("dpsr-cg", "dpsur", "matrix", "dpis", "dpsgd-hf", "dpsgd-ts", "dpagd", "dpsgd")
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from joblib import parallel_config
 
-from sluice import publication
-from sluice.errors import DataError, InputError
-from sluice.tables import accuracy_jobs
-from sluice.tables.accuracy import take_stock
-from sluice.tables.accuracy_cells import Plan, PlannedCell, plan_cells
-from sluice.tables.accuracy_jobs import check_jobs, run_cells
-from sluice.tables.accuracy_results import SourceState, result_path, source_state, store_result
-from sluice.tables.accuracy_run import Conditions, Outcome, forget_cell, run_cell, run_folder
-from sluice.training import Progress
+from sluice._base.errors import DataError, InputError
+from sluice.experiments.run import Progress
+from sluice.experiments.tables import accuracy_jobs
+from sluice.experiments.tables.accuracy import take_stock
+from sluice.experiments.tables.accuracy_cells import Plan, PlannedCell, plan_cells
+from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
+from sluice.experiments.tables.accuracy_results import SourceState, result_path, source_state, store_result
+from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell, run_cell, run_folder
+from sluice.runs.folder import public_files as publication
 
 RELEASES = 4
 SMALL = {"releases": RELEASES, "batch_size": 64}
@@ -32,7 +32,7 @@ def _no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
     monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: b"")
-    monkeypatch.setattr("sluice.report.plots.epsilon_picture", lambda contents: "<svg/>")
+    monkeypatch.setattr("sluice.runs.plots.epsilon_picture", lambda contents: "<svg/>")
 
 
 def small_plan(methods="dpsgd", seeds=(0,), **changes: Any) -> Plan:
@@ -120,7 +120,7 @@ def test_a_cell_that_ended_but_was_not_stored_is_not_run_again(tmp_path, monkeyp
         raise DataError("cannot write: no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sluice.tables.accuracy_run.store_result", full)
+        patch.setattr("sluice.experiments.tables.accuracy_run.store_result", full)
         assert run_cell(planned, where).failure == "cannot write: no space left"
     seen: list[Progress] = []
     outcome = run_cell(planned, where, seen.append)
@@ -222,7 +222,7 @@ def test_cells_in_threads_of_one_process_take_turns(tmp_path, monkeypatch):
         with parallel_config(backend="threading"):
             yield 3, {"return_as": "generator_unordered"}
 
-    monkeypatch.setattr("sluice.tables.accuracy_run._run", run)
+    monkeypatch.setattr("sluice.experiments.tables.accuracy_run._run", run)
     monkeypatch.setitem(accuracy_jobs._BACKENDS, "loky", threads)
     outcomes = list(run_cells(small_plan("non-private", (0, 1, 2)).cells, conditions(tmp_path), jobs=3))
     assert sorted(outcome.result["seed"] for outcome in outcomes if outcome.result) == [0, 1, 2]
@@ -236,7 +236,7 @@ def test_results_of_a_worker_with_a_disk_of_its_own_are_kept(tmp_path, monkeypat
             yield 1, {}
 
     monkeypatch.setitem(accuracy_jobs._BACKENDS, "dask", forgetful)
-    monkeypatch.setattr("sluice.tables.accuracy_run.store_result", lambda *arguments: None)
+    monkeypatch.setattr("sluice.experiments.tables.accuracy_run.store_result", lambda *arguments: None)
     plan, where = small_plan("non-private"), conditions(tmp_path)
     list(run_cells(plan.cells, where, backend="dask"))
     assert take_stock(plan, where.results).open == ()

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sluice.tables.accuracy import write_table
-from sluice.tables.accuracy_cells import Cell, Plan, plan_cells
-from sluice.tables.accuracy_picture import accuracy_table_png
-from sluice.tables.accuracy_reasons import reason_below
-from sluice.tables.accuracy_table import Line, table_lines
-from sluice.tables.accuracy_texts import as_csv, below_the_printed, cells_of, claims_text, markdown
+from sluice.experiments.tables.accuracy import write_table
+from sluice.experiments.tables.accuracy_cells import Cell, Plan, plan_cells
+from sluice.experiments.tables.accuracy_picture import accuracy_table_png
+from sluice.experiments.tables.accuracy_reasons import reason_below
+from sluice.experiments.tables.accuracy_table import Line, table_lines
+from sluice.experiments.tables.accuracy_texts import as_csv, below_the_printed, cells_of, claims_text, markdown
 
 PLD = {"label": "pld", "proved": True, "meaning": "proved"}
 RDP = {"label": "rdp", "proved": True, "meaning": "proved"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.tables.q_sup import METHODS, PRINTED, q_sup_table, truncate
+from sluice.experiments.tables.q_sup import METHODS, PRINTED, q_sup_table, truncate
 
 
 def test_all_24_cells_are_explained():

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.files import cache_dir, replaced_atomically
+from sluice._base.files import cache_dir, replaced_atomically
 
 _FOLDER = Path(__file__).parent
 _ALWAYS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno")

@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from sluice.gradients.layers.recurrent_memory import Memory, Weights
 from sluice.gradients.native.kernels import require, succeed
 from sluice.gradients.native.loading import loaded_library
-from sluice.gradients.recurrent_memory import Memory, Weights
 
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 

@@ -1,0 +1,57 @@
+"""The matrix mechanism: noise correlated over steps, so that the sums that training uses are known better.
+
+A strategy says how noise is correlated, batches say who takes part when, and an accountant fits a pair of the two:
+``banded_event`` for cyclic Poisson batches, ``monte_carlo_epsilon`` for balls in bins, ``conditional_epsilon`` for plain
+Poisson batches (docs/matrix.md).
+"""
+
+from __future__ import annotations
+
+from sluice.accounting.matrix.accounting import accounted_coefficients, banded_event, unamplified_event
+from sluice.accounting.matrix.conditional import ConditionalEpsilon, conditional_epsilon
+from sluice.accounting.matrix.monte_carlo import (
+    MonteCarloDelta,
+    calibrate_balls_in_bins,
+    monte_carlo_delta,
+    monte_carlo_epsilon,
+)
+from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
+from sluice.accounting.matrix.strategy import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    Strategy,
+    StrategyError,
+    identity,
+    strategy_from_dict,
+)
+from sluice.accounting.matrix.workload import Workload, momentum_workload, prefix_sums
+from sluice.randomness.correlated import CorrelatedNoise, CorrelatedRelease
+from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson, cyclic_sample_rate
+
+__all__ = [
+    "BallsInBins",
+    "BandedToeplitz",
+    "BufferedLinearToeplitz",
+    "ConditionalEpsilon",
+    "CorrelatedNoise",
+    "CorrelatedRelease",
+    "CyclicPoisson",
+    "MonteCarloDelta",
+    "Strategy",
+    "StrategyError",
+    "Workload",
+    "accounted_coefficients",
+    "banded_event",
+    "calibrate_balls_in_bins",
+    "conditional_epsilon",
+    "cyclic_sample_rate",
+    "identity",
+    "momentum_workload",
+    "monte_carlo_delta",
+    "monte_carlo_epsilon",
+    "optimise_banded",
+    "optimise_blt",
+    "prefix_sums",
+    "strategy_from_dict",
+    "unamplified_event",
+]

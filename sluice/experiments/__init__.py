@@ -1,0 +1,1 @@
+"""From settings to certificates, and the tables made of them."""

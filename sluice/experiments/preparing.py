@@ -1,0 +1,101 @@
+"""From a data set's name to what a model sees: loaded, transformed once, and quick to read in random batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sluice._base.errors import InputError
+from sluice.data import DataSplits, Examples, TensorExamples, ToFloat, load
+from sluice.data import names as data_set_names
+from sluice.data.transforms import unscaled
+from sluice.experiments.settings import TrainSettings
+from sluice.features import GroupNormalisation, Scattering, scattering_features
+
+TEXT_DATA_SETS = ("imdb",)
+NORMALISED_AT_ONCE = 1 << 30
+"""Up to so many bytes, normalised coefficients are kept in memory; beyond, each batch is normalised when it is read."""
+
+_ROWS_AT_ONCE = 1024
+_normalise = GroupNormalisation()
+
+
+def normalised(coefficients: Tensor) -> Tensor:
+    """What a model sees of scattering coefficients: normalised within each image, rounded to float16, as float32.
+
+    Guarantee:
+        Row i is a function of row i alone. It is the same whether all rows are normalised at once or each batch when it
+        is read, so that how many records there are, which decides that, changes no record.
+    """
+    return _rounded(coefficients).to(torch.float32)
+
+
+def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show_progress: bool = True) -> DataSplits:
+    """The data that the settings name, with the features that they ask for.
+
+    Guarantee:
+        Record i of the result is a function of record i of the data and of public constants alone, so that this costs
+        no privacy.
+    """
+    if settings.features == "bag-of-words":
+        if settings.dataset not in TEXT_DATA_SETS:
+            raise InputError(
+                f"features='bag-of-words' is not allowed for dataset={settings.dataset!r}: it is for texts "
+                f"({', '.join(TEXT_DATA_SETS)}). Use 'plain'."
+            )
+        return load(settings.dataset, data_dir=data_dir, text_as="bag-of-words", classes=settings.classes)
+    if settings.features == "scattering" and settings.dataset in TEXT_DATA_SETS:
+        raise _no_images(settings)
+    splits = load(settings.dataset, data_dir=data_dir, classes=settings.classes)
+    if settings.features == "plain":
+        return splits
+    if splits.kind != "image":
+        raise _no_images(settings)
+    return replace(
+        splits,
+        train=_scattered(splits.train, show_progress),
+        test=_scattered(splits.test, show_progress),
+    )
+
+
+def _no_images(settings: TrainSettings) -> InputError:
+    images = ", ".join(name for name in data_set_names() if name not in TEXT_DATA_SETS)
+    return InputError(
+        f"features='scattering' is not allowed for dataset={settings.dataset!r}: it is for images ({images}, or your "
+        "own). Use 'plain', or 'bag-of-words' for imdb."
+    )
+
+
+def _scattered(examples: Examples, show_progress: bool) -> TensorExamples:
+    coefficients, digests = _coefficients(examples, show_progress), examples.digests()
+    if coefficients.nbytes > NORMALISED_AT_ONCE:
+        return TensorExamples(coefficients, examples.labels, normalised, digests=digests)
+    kept = torch.empty(coefficients.shape, dtype=torch.float16)
+    for start in range(0, len(coefficients), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        kept[part] = _rounded(coefficients[part])
+    return TensorExamples(kept, examples.labels, unscaled, digests=digests)
+
+
+def _rounded(coefficients: Tensor) -> Tensor:
+    # Normalised values are of order 1, where float16 is right to 1 part in 2048, like the coefficients themselves.
+    return _normalise(coefficients).to(torch.float16)
+
+
+def _coefficients(examples: Examples, show_progress: bool) -> Tensor:
+    if (
+        isinstance(examples, TensorExamples)
+        and examples.inputs.dtype == torch.uint8
+        and isinstance(examples.transform, ToFloat)
+    ):
+        return scattering_features(examples.inputs, scaling=examples.transform, show_progress=show_progress)
+    channels, height, width = examples.input_shape
+    transform = Scattering(height=height, width=width)
+    parts = [
+        transform(examples.batch(positions)[0].float()).to(torch.float16)
+        for positions in torch.arange(len(examples)).split(_ROWS_AT_ONCE)
+    ]
+    return torch.cat(parts) if parts else transform(torch.zeros(0, channels, height, width)).to(torch.float16)

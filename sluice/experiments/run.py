@@ -1,0 +1,366 @@
+"""Training a run from its settings: every release on record first, then applied, then kept in a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sluice._base import validate
+from sluice._base.errors import DataError
+from sluice._base.interrupts import DelayedInterrupt
+from sluice._base.storage import canonical_json, parse_json, read_bytes, write_atomically
+from sluice.data import DataSplits, Examples, hold_out
+from sluice.experiments.evaluation import accuracy
+from sluice.experiments.settings import TrainSettings, settings_of
+from sluice.experiments.update_rule import make_optimizer
+from sluice.mechanism.base import Promise
+from sluice.methods import method_of, planned_mechanism
+from sluice.models import create_model
+from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
+from sluice.runs.privacy_spent import mechanism_of, spending
+from sluice.runs.public_files import Evaluation, Publication, is_published, read_evaluations
+from sluice.runs.trace import TraceFile, TraceRow
+from sluice.training.engine import PrivacyEngine
+from sluice.training.selective_release import GaveUpError
+
+_HOLD_OUT_SEED = 0
+_HELD_OUT = "held-out.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What may be shown while a run goes on: all of it public."""
+
+    release: int
+    releases: int
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run says of itself.
+
+    Attributes:
+        epsilon: what the run guarantees, by its own accountant: that of all planned releases, also where it stopped
+            early; None where nothing is proved.
+        releases: releases in the ledger.
+        test_accuracy: None where records were held out: the test set is not read then.
+        held_out_accuracy: of private records, so not to be published; None where none were held out.
+        notes: what the user should know, such as what a crash has cost, or why the run ended before its last release.
+    """
+
+    run: Path
+    mechanism: Promise
+    epsilon: float | None
+    delta: float
+    accountant: str
+    releases: int
+    test_accuracy: float | None
+    held_out_accuracy: float | None
+    notes: tuple[str, ...] = ()
+
+
+class Training:
+    """One run, in its folder.
+
+    Args:
+        splits: the data, ready for the model (`sluice.experiments.preparing.prepare`).
+        mechanism: what the run promises; None plans it from the settings. To resume, give that of the ledger
+            (`recorded_run`).
+        checkpoint_every: releases between two checkpoints. After a crash of an unseeded run, releases since the last
+            one are lost and stay charged (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
+            and a hundred in a seeded run, which loses nothing. It changes no result.
+        report: called after every release, with public values only.
+        report_private: called after every release with what must not be published.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: TrainSettings,
+        splits: DataSplits,
+        mechanism: Promise | None = None,
+        checkpoint_every: int | None = None,
+        max_physical_batch_size: int = 1024,
+        report: Callable[[Progress], None] = lambda progress: None,
+        report_private: Callable[[TraceRow], None] = lambda row: None,
+    ) -> None:
+        if checkpoint_every is None:
+            checkpoint_every = 1 if settings.seed is None else max(1, settings.releases // 100)
+        validate.positive_integer(checkpoint_every=checkpoint_every, max_physical_batch_size=max_physical_batch_size)
+        self.settings = settings
+        self._report = report
+        self._report_private = report_private
+        self._checkpoint_every = checkpoint_every
+        self._piece_size = max_physical_batch_size
+        self._train: Examples = splits.train
+        self._held_out: Examples | None = None
+        if settings.hold_out:
+            self._train, self._held_out = hold_out(splits.train, settings.hold_out, seed=_HOLD_OUT_SEED)
+        elif len(splits.test) == 0:
+            raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
+        self._test = splits.test
+        self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
+        with _seeded(settings.seed):
+            self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
+        self._optimizer, self._scheduler = make_optimizer(settings, self.model)
+        self.engine = PrivacyEngine(accountant=settings.accountant, seed=settings.seed)
+        self._interrupt = DelayedInterrupt()
+        self._notes: list[str] = []
+        self._latest: Evaluation | None = None
+
+    def start(self, path: Path) -> TrainResult:
+        """Train in a new folder.
+
+        Guarantee:
+            ``public/`` and what ``report`` gets depend on the training records through the releases alone, which cost
+            what the ledger says.
+        """
+        with RunFolder.create(path, config=self.settings.to_dict()) as folder:
+            folder.check_data(self._train)
+            return self._begin(folder)
+
+    def resume(self, path: Path) -> TrainResult:
+        """Go on with a run that was interrupted, from its last checkpoint, or from the start if it never had one.
+
+        Guarantee:
+            As for `start`. A seeded run ends as if it had never been interrupted, with the same bytes in ``public/``;
+            any other pays for the releases that the interruption took.
+        """
+        with RunFolder.open(path) as folder:
+            self._require_same_settings(folder)
+            folder.check_data(self._train)
+            if not folder.ledger_path.exists():
+                _require_untouched(folder)
+                return self._begin(folder)
+            with Ledger.open(folder.ledger_path) as ledger:
+                self._require_same(folder, ledger)
+                found = load_checkpoint(folder.checkpoints, config_hash=folder.config_hash)
+                if found is None:
+                    if ledger.spent > 0:
+                        raise DataError(
+                            f"{folder.checkpoints} holds no checkpoint: the run cannot go on. Start a new one."
+                        )
+                    return self._from_the_start(folder, ledger)
+                self._notes += [note for note in (ledger.note, found.note) if note]
+                repeats = self.settings.seed is not None
+                lost = 0 if repeats else ledger.spent - found.release
+                if lost:
+                    self._notes.append(f"Releases lost when the run was interrupted, which stay charged: {lost}.")
+                self._set_up(ledger.resume(applied=found.release, repeats_noise=repeats))
+                self.engine.load_state_dict(found.payload, lost=lost)
+                return self._run(folder, ledger)
+
+    def _begin(self, folder: RunFolder) -> TrainResult:
+        header = LedgerHeader(
+            mechanism=self.mechanism.to_dict(),
+            delta=self.settings.delta,
+            configuration=folder.config_hash,
+            noise="secure" if self.settings.seed is None else "seeded",
+            accountant=self.settings.accountant,
+            target_epsilon=method_of(self.settings.method).target(self.settings),
+        )
+        with Ledger.create(folder.ledger_path, header=header) as ledger:
+            return self._from_the_start(folder, ledger)
+
+    def _from_the_start(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
+        self._set_up(ledger.append_release)
+        self._save(folder)
+        return self._run(folder, ledger)
+
+    def _require_same_settings(self, folder: RunFolder) -> None:
+        if self.settings.to_dict() != folder.config:
+            raise DataError(
+                f"{folder.config_path} is not what the run began with: restore it, or start a new run with it."
+            )
+
+    def _require_same(self, folder: RunFolder, ledger: Ledger) -> None:
+        if ledger.header.configuration != folder.config_hash:
+            raise DataError(
+                f"{folder.config_path} is not what the run began with: restore it, or start a new run with it."
+            )
+        if ledger.header.mechanism != self.mechanism.to_dict():
+            raise DataError(
+                f"{folder.ledger_path} promises another mechanism than the one given: resume with the recorded one."
+            )
+
+    def _set_up(self, put_on_record: Callable[[int], None]) -> None:
+        def before_release(number: int) -> None:
+            self._interrupt.hold()
+            put_on_record(number)
+
+        self.engine.make_private_by(
+            self.mechanism,
+            module=self.model,
+            optimizer=self._optimizer,
+            data_loader=self._train,
+            lr_scheduler=self._scheduler,
+            ema_decay=self.settings.ema_decay or None,
+            max_physical_batch_size=self._piece_size,
+            before_release=before_release,
+        )
+
+    def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
+        publication = Publication(folder, delta=self.settings.delta)
+        publication.keep_up_to(self.engine.released)
+        trace = TraceFile(folder.trace_path)
+        try:
+            if self._is_due(self.engine.released) and not publication.has(self.engine.released):
+                self._evaluate(publication)  # a crash came between the checkpoint and the evaluation
+            self._make_releases(folder, publication, trace)
+        except GaveUpError as error:
+            self._notes.append(str(error))
+        except KeyboardInterrupt:
+            # A seeded run repeats from the last regular checkpoint; the noise of any other is fresh anyway.
+            if self.settings.seed is None:
+                self._save(folder)
+            raise
+        finally:
+            self._interrupt.let_go()
+        self._save(folder)
+        self._evaluate(publication)
+        self._keep_held_out_accuracy(folder)
+        with self._published_model() as model:
+            publication.publish_model(model, ledger)
+        publication.publish_certificate()
+        return _result(folder, notes=tuple(self._notes))
+
+    def _make_releases(self, folder: RunFolder, publication: Publication, trace: TraceFile) -> None:
+        began = time.monotonic()
+        for release in self.engine.releases(F.cross_entropy):
+            if release % self._checkpoint_every == 0:
+                self._save(folder)
+            self._interrupt.let_go()
+            attempts, measured, metric = self.engine.last_private_trace()
+            seconds = time.monotonic() - began
+            row = TraceRow(release=release, attempts=attempts, measured=measured, metric=metric, seconds=seconds)
+            trace.append(row)
+            self._report_private(row)
+            evaluation = self._evaluate(publication) if self._is_due(release) else None
+            self._report(Progress(release=release, releases=self.mechanism.releases, evaluation=evaluation))
+            began = time.monotonic()
+
+    def _is_due(self, release: int) -> bool:
+        every = self.settings.evaluate_every
+        if every is None:
+            every = max(1, self.mechanism.releases // 10)
+        return every > 0 and release > 0 and release % every == 0
+
+    def _evaluate(self, publication: Publication) -> Evaluation | None:
+        release = self.engine.released
+        if self._held_out is not None:
+            return None
+        if self._latest is None or self._latest.release != release:
+            with self._published_model() as model:
+                test_accuracy = accuracy(model, self._test)
+            epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
+            self._latest = Evaluation(
+                release=release, epsilon_if_planned_to_stop_here=epsilon, test_accuracy=test_accuracy
+            )
+            publication.add(self._latest)
+        return self._latest
+
+    def _keep_held_out_accuracy(self, folder: RunFolder) -> None:
+        if self._held_out is None:
+            return
+        with self._published_model() as model:
+            found = {"held_out_accuracy": accuracy(model, self._held_out)}
+        write_atomically(folder.private / _HELD_OUT, canonical_json(found) + b"\n", public=False)
+
+    @contextmanager
+    def _published_model(self) -> Iterator[nn.Module]:
+        """The average of the released weights, where one is kept, else the last ones."""
+        if not self.settings.ema_decay:
+            yield self.model
+            return
+        with self.engine.averaged() as averaged:
+            yield averaged
+
+    def _save(self, folder: RunFolder) -> None:
+        save_checkpoint(
+            folder.checkpoints,
+            self.engine.state_dict(),
+            config_hash=folder.config_hash,
+            release=self.engine.released,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """What a run folder says about the run that it holds.
+
+    Attributes:
+        mechanism: None if the run was stopped before it put its mechanism on record; it is planned again then.
+        result: None while the run is not finished.
+    """
+
+    settings: TrainSettings
+    mechanism: Promise | None
+    result: TrainResult | None
+
+
+def recorded_run(path: Path) -> RecordedRun:
+    """Read a run without changing anything."""
+    folder = RunFolder.look(path)
+    settings = settings_of(folder.config, where=str(folder.config_path))
+    if not folder.ledger_path.exists():
+        _require_untouched(folder)
+        return RecordedRun(settings=settings, mechanism=None, result=None)
+    return RecordedRun(
+        settings=settings,
+        mechanism=mechanism_of(read_ledger(folder.ledger_path).header),
+        result=_result(folder, notes=()) if is_published(folder) else None,
+    )
+
+
+def _require_untouched(folder: RunFolder) -> None:
+    """Refuse a run without a ledger unless nothing can have been released in it."""
+    later = (folder.checkpoints, folder.trace_path, folder.accuracy_path, folder.weights_path, folder.certificate_path)
+    if any(path.exists() for path in later):
+        raise DataError(
+            f"{folder.ledger_path} is missing though the run had begun, so what it spent is unknown: restore it from a "
+            "copy."
+        )
+
+
+def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
+    contents = read_ledger(folder.ledger_path)
+    evaluations = read_evaluations(folder)
+    held_out_path = folder.private / _HELD_OUT
+    held_out_accuracy = None
+    if held_out_path.exists():
+        found = parse_json(read_bytes(held_out_path), what=str(held_out_path))
+        held_out_accuracy = float(found["held_out_accuracy"])
+    mechanism = mechanism_of(contents.header)
+    ending = mechanism.ending_after(contents.spent)
+    return TrainResult(
+        run=folder.path,
+        mechanism=mechanism,
+        epsilon=spending(contents).epsilon,
+        delta=contents.header.delta,
+        accountant=contents.header.accountant,
+        releases=contents.spent,
+        test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
+        held_out_accuracy=held_out_accuracy,
+        notes=(*notes, ending) if ending else notes,
+    )
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Initial weights that a seed repeats; the caller's own random state is left alone."""
+    with torch.random.fork_rng():
+        if seed is None:
+            torch.seed()
+        else:
+            torch.manual_seed(seed)
+        yield

@@ -1,0 +1,363 @@
+"""The settings of a training run: public, frozen, and complete before anything is read from the data."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import DataError, InputError
+from sluice._base.storage import parse_json
+from sluice.methods import METHODS, method_of
+from sluice.methods.reference import EPSILONS
+from sluice.models import activation_of, model_names
+
+GATES = ("clipping-bias", "coin", "none")
+FEATURES = ("plain", "scattering", "bag-of-words")
+SCALINGS = ("clip", "global", "normalise")
+SCHEDULES = ("constant", "linear", "cosine")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+ACCOUNTANTS = ("pld", "rdp")
+
+CHOICES = {
+    "method": tuple(METHODS),
+    "gate": GATES,
+    "features": FEATURES,
+    "scaling": SCALINGS,
+    "lr_schedule": SCHEDULES,
+    "optimizer": OPTIMIZERS,
+    "accountant": ACCOUNTANTS,
+}
+"""The settings that are one of a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Everything that shapes a run. The names are those of the command line's options and of a configuration file.
+
+    Attributes:
+        dataset: a name, or the path of a .npz or folder of arrays.
+        classes: how many classes there can be, for the user's own data; None takes the highest label of the data,
+            which becomes public by that.
+        method: a name of ``sluice.methods``; ``sluice methods`` lists them.
+        features: what the model sees: "plain" records, "scattering" coefficients, or a "bag-of-words".
+        model: a name of ``sluice.models``; activation as it takes it.
+        epsilon, delta: the budget. With ``noise_multiplier`` given, epsilon is what results.
+        releases: updates that are released.
+        batch_size: expected size of a Poisson batch.
+        optimizer, lr, momentum, lr_schedule: of the optimizer that applies releases.
+        max_grad_norm: the most that a record's weighted gradient measures [C].
+        scaling, scaling_bound: the rule from norms to weights; the bound is S for "global", gamma for "normalise".
+        gate: "clipping-bias", "coin" or "none"; None takes the method's own.
+        beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay: of the clipping-bias gate; noise
+            that is None is chosen by calibration.
+        max_attempts: a gate gives up on a release after so many; the method "dpsur" ends the run after so many in all.
+        hidden_reference: compare with the un-noised metric of the last release, as the DPSR-CG paper does. Nothing is
+            proved then, so there is no epsilon to calibrate to: ``noise_multiplier`` has to be given.
+        coin_probability: of the coin gate; None takes the clipping-bias gate's acceptance at a difference of zero.
+        ema_decay: weight of the past in the average of released weights that is published; 0 publishes the last.
+        accountant: "pld" or "rdp".
+        seed: None for cryptographic noise. A number makes the run repeatable, for experiments only.
+        hold_out: share of the training records kept aside to choose settings with (each by a hash of what it holds, so
+            about this share); the test set is not read then.
+        evaluate_every: releases between two evaluations; 0 evaluates once, at the end. None does it ten times.
+        options: settings that only this method has, by name; those left out get the method's defaults.
+    """
+
+    dataset: str = "digits"
+    classes: int | None = None
+    method: str = "dpsr-cg"
+    features: str = "plain"
+    model: str = "linear"
+    activation: str | None = None
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    releases: int = 200
+    batch_size: int = 256
+    optimizer: str = "sgd"
+    lr: float = 0.5
+    momentum: float = 0.9
+    lr_schedule: str = "constant"
+    max_grad_norm: float = 1.0
+    scaling: str = "global"
+    scaling_bound: float = 1.0
+    gate: str | None = None
+    beta: float = 3.0
+    clip_range: float = 2.0
+    gate_noise: float | None = None
+    reference_noise: float | None = None
+    large_norm: float = 11.0
+    reference_decay: float = 0.9
+    max_attempts: int | None = None
+    hidden_reference: bool = False
+    coin_probability: float | None = None
+    ema_decay: float = 0.0
+    accountant: str = "pld"
+    seed: int | None = None
+    hold_out: float = 0.0
+    evaluate_every: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(TrainSettings).items():
+            if name == "options":
+                continue
+            # A whole number is a fine float; stored as one, it is written (and hashed) in one way only.
+            object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) is not None:
+                validate.one_of(allowed, **{name: getattr(self, name)})
+        validate.positive(
+            epsilon=self.epsilon,
+            lr=self.lr,
+            max_grad_norm=self.max_grad_norm,
+            scaling_bound=self.scaling_bound,
+            clip_range=self.clip_range,
+            large_norm=self.large_norm,
+        )
+        validate.finite(beta=self.beta)
+        validate.open_fraction(delta=self.delta)
+        validate.positive_integer(releases=self.releases, batch_size=self.batch_size)
+        for name in ("noise_multiplier", "gate_noise"):
+            if getattr(self, name) is not None:
+                validate.positive(**{name: getattr(self, name)})
+        if self.reference_noise is not None:
+            validate.positive_or_infinite(reference_noise=self.reference_noise)
+        if self.max_attempts is not None:
+            validate.positive_integer(max_attempts=self.max_attempts)
+        if self.classes is not None:
+            validate.positive_integer(classes=self.classes)
+        if self.coin_probability is not None:
+            validate.fraction(coin_probability=self.coin_probability)
+        for name in ("momentum", "ema_decay", "hold_out", "reference_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} is not allowed: it must be in [0, 1).")
+        if self.evaluate_every is not None and self.evaluate_every < 0:
+            raise InputError(f"evaluate_every={self.evaluate_every} is not allowed: it must be a whole number >= 0.")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise InputError(f"seed={self.seed} is not allowed: it must be a whole number from 0 to 2^63 - 1.")
+        if method_of(self.method).gate == "none" and self.chosen_gate != "none":
+            raise InputError(f"gate={self.gate!r} is not allowed for method={self.method!r}, which has no such gate.")
+        if self.hidden_reference and self.chosen_gate == "clipping-bias" and self.noise_multiplier is None:
+            raise InputError(
+                "hidden_reference=True needs noise_multiplier: nothing is proved for a hidden reference, so no noise can "
+                "be calibrated to an epsilon."
+            )
+        object.__setattr__(self, "options", asdict(self.own_options))
+
+    @property
+    def own_options(self) -> Any:
+        """The settings that only this method has, as its own class of them."""
+        kinds = get_type_hints(method_of(self.method).options)
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"options={self.options!r} is not allowed: it must hold the method's settings by name.")
+        unknown = sorted(str(name) for name in self.options if name not in kinds)
+        if unknown:
+            allowed = f"it has {', '.join(sorted(kinds))}" if kinds else "it has none"
+            raise InputError(f"method={self.method!r} has no option {', '.join(unknown)}: {allowed}.")
+        typed = {name: _typed(name, value, kinds[name]) for name, value in self.options.items()}
+        return method_of(self.method).options(**typed)
+
+    @property
+    def chosen_gate(self) -> str:
+        """The gate, with the method's own filled in."""
+        if self.gate is not None:
+            return self.gate
+        return method_of(self.method).gate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for strict JSON; `settings_of` gives equal settings back."""
+        return {
+            name: serial.encode_float(value) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+            if value is not None or name not in _ADDED
+        }
+
+
+# The features that a model is made for; any other model takes what its data set has.
+_FEATURES_OF_MODEL = {
+    "pixel-cnn": "plain",
+    "scattering-cnn": "scattering",
+    "bilstm": "plain",
+    "embedding": "plain",
+    "bag-of-words": "bag-of-words",
+}
+_MODEL_OF_FEATURES = {
+    ("imdb", "plain"): "embedding",
+    ("mnist", "plain"): "pixel-cnn",
+    ("fashion-mnist", "plain"): "pixel-cnn",
+    ("cifar-10", "plain"): "pixel-cnn",
+}
+
+_BIAS_GATE_ONLY = (
+    "beta",
+    "clip_range",
+    "gate_noise",
+    "reference_noise",
+    "large_norm",
+    "reference_decay",
+    "hidden_reference",
+)
+
+
+def default_settings(dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0) -> TrainSettings:
+    """What a method trains a data set with unless told otherwise; the user's own data gets small settings."""
+    return TrainSettings(**_defaults(dataset, method, epsilon))
+
+
+def _defaults(dataset: str, method: str, epsilon: float, account: Any = None) -> dict[str, Any]:
+    chosen = method_of(method)
+    defaults = chosen.claimed_defaults if account == "claimed" and chosen.claimed_defaults else chosen.defaults
+    return {**defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
+
+
+def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> TrainSettings:
+    """The data set's defaults, under the configuration file, under the overrides.
+
+    Unknown keys are refused, and so are overrides that would have no effect. A model brings the features that it is
+    made for, and features the model, unless both are given.
+    """
+    chosen = dict(_read(file)) if file is not None else {}
+    chosen.update(overrides)
+    _require_known(chosen)
+    kinds = get_type_hints(TrainSettings)
+    chosen = {name: value if name == "options" else _typed(name, value, kinds[name]) for name, value in chosen.items()}
+    dataset = chosen.get("dataset", "digits")
+    options = chosen.get("options", {})
+    account = options.get("account") if isinstance(options, Mapping) else None
+    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0), account)
+    if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
+        chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
+    if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
+        chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
+    if chosen.get("model") in model_names() and activation_of(chosen["model"]) is None:
+        defaults.pop("activation", None)
+    if isinstance(options, Mapping):
+        chosen["options"] = {**defaults.get("options", {}), **options}
+    settings = TrainSettings(**{**defaults, **chosen})
+    _require_effect(settings, overrides, epsilon_names_row="noise_multiplier" in defaults)
+    method = method_of(settings.method)
+    method.require_accountant(settings)
+    refusal = method.refuses(settings)
+    if refusal is not None:
+        raise InputError(refusal)
+    return settings
+
+
+def epsilon_has_effect(method: str, dataset: str) -> bool:
+    """Whether epsilon shapes a run: where it only picks a row of published settings, the data set must have rows."""
+    rows = [method_of(method).defaults(dataset, epsilon) for epsilon in EPSILONS]
+    return "noise_multiplier" not in rows[0] or any(row != rows[0] for row in rows)
+
+
+def assignment(item: str, *, argument: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` as typed: the value is read as JSON where it is that, and as a word otherwise."""
+    name, equals, text = item.partition("=")
+    if not equals or not name:
+        raise InputError(f"{argument}={item!r} is not allowed: it must be NAME=VALUE, such as lr=0.2.")
+    try:
+        return name, json.loads(text)
+    except (ValueError, RecursionError):  # also numbers and nestings that are too long to be read
+        return name, text
+
+
+def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
+    """The settings that a run folder keeps as its configuration: all of them, since defaults may change."""
+    _require_known(config)
+    missing = sorted(_NAMES - _ADDED - set(config))
+    if missing:
+        raise InputError(f"{where} lacks {', '.join(missing)}: it is not the configuration of a training run.")
+    return TrainSettings(**config)
+
+
+def _require_known(chosen: Mapping[str, Any]) -> None:
+    unknown = [name if name.isprintable() else repr(name) for name in sorted(set(chosen) - _NAMES)]
+    if unknown:
+        raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(_NAMES))}.")
+
+
+def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any], *, epsilon_names_row: bool) -> None:
+    """Refuse overrides that change nothing. Epsilon may name a row of settings with noise of their own."""
+    useless = _without_effect(settings, epsilon_names_row=epsilon_names_row)
+    for name in overrides:
+        if name in useless:
+            raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
+    method = method_of(settings.method)
+    useless_options = method.unused_options(settings)
+    for name, value in overrides.get("options", {}).items():
+        if name in useless_options:
+            raise InputError(f"option {name}={value} has no effect: {useless_options[name]}. Leave it out.")
+
+
+def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict[str, str]:
+    """The settings that nothing reads beside these others, each with the reason."""
+    method = method_of(settings.method)
+    useless: dict[str, str] = dict(method.unused)
+    if settings.chosen_gate != "clipping-bias":
+        useless |= dict.fromkeys(_BIAS_GATE_ONLY, "only the gate 'clipping-bias' has it")
+    elif settings.hidden_reference:
+        useless |= dict.fromkeys(("reference_noise", "reference_decay"), "a hidden reference is the plain last value")
+    if settings.chosen_gate == "coin" and settings.coin_probability is None:
+        del useless["beta"]  # the coin falls as often as the other gate would accept
+    if settings.chosen_gate == "none" and not method.counts_attempts:
+        useless["max_attempts"] = "only gates make attempts"
+    if settings.chosen_gate != "coin":
+        useless["coin_probability"] = "only the gate 'coin' has it"
+    if settings.optimizer != "sgd":
+        useless["momentum"] = "only the optimizer 'sgd' has it"
+    if settings.scaling == "clip":
+        useless["scaling_bound"] = "the scaling 'clip' has none"
+    if settings.hold_out:
+        useless["evaluate_every"] = "held-out records are looked at once, at the end"
+    if settings.noise_multiplier is not None and not epsilon_names_row:
+        useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
+    if not epsilon_has_effect(settings.method, settings.dataset):
+        useless["epsilon"] = "it only picks a row of published settings, and there is none for this data set"
+    return useless
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        raise InputError(f"config={str(file)!r} does not exist: give the path of a .toml or .json file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"config={str(file)!r} cannot be read: {error}.") from error
+    try:
+        data = parse_json(text.encode(), what="it") if file.suffix == ".json" else tomllib.loads(text)
+    except (DataError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"config={str(file)!r} cannot be read: {error} It must be TOML, or JSON in a .json file."
+        ) from error
+    if not isinstance(data, dict):
+        raise InputError(f"config={str(file)!r} is not allowed: it must hold settings by name.")
+    return data
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value as its setting wants it: a whole number is a fine float, True is not a fine number."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and type(None) in kinds:
+        return None
+    base: type = kinds[0]
+    if base is float:
+        value = serial.decode_float(value)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000:
+            value = float(value)
+    if isinstance(value, base) and (base is bool or not isinstance(value, bool)):
+        return value
+    wanted = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+    raise InputError(f"{name}={value!r} is not allowed: it must be {wanted[base]}.")
+
+
+_NAMES = {field.name for field in fields(TrainSettings)}
+_ADDED = {"classes"}
+"""Settings that earlier versions did not have. They are written only where they are given, so that the configurations of
+earlier runs stay what they were."""

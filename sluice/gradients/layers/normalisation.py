@@ -1,0 +1,114 @@
+"""Scale and shift of LayerNorm, RMSNorm, GroupNorm and InstanceNorm.
+
+The gradient of the scale is ``b * normalised input`` summed over positions, that of the shift is ``b`` summed: one
+row of numbers for each sample. The normalised input is computed once more rather than kept from the forward pass.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sluice._base.errors import UnsupportedModuleError
+from sluice.gradients.contributions import ExplicitContribution, working
+from sluice.gradients.rules import Call, Rule, register
+
+
+class AffineRule(Rule):
+    """A normalisation followed by a scale and a shift."""
+
+    @abstractmethod
+    def normalise(self, module: Any, x: Tensor) -> Tensor:
+        """What the scale is multiplied with."""
+
+    @abstractmethod
+    def summed(self, module: Any, values: Tensor, call: Call) -> Tensor:
+        """``values``, of the output's shape, summed over positions: one row in the scale's shape for each sample."""
+
+    def record(self, module: Any, call: Call) -> Tensor:
+        weight, bias = module.weight, getattr(module, "bias", None)
+        if not call.trainable(weight) and not call.trainable(bias):
+            return call.output
+        source = call.argument(0, "input" if not isinstance(module, nn.RMSNorm) else "x")
+        self.check(module, source, call)
+        z, tap = call.tap(call.output)
+        if call.trainable(weight):
+            x = call.save(source)
+
+            def scale(gradient: Tensor) -> Tensor:
+                return self.summed(module, gradient * self.normalise(module, working(x)), call)
+
+            call.contribute(ExplicitContribution(weight, tap, scale))
+        if bias is not None and call.trainable(bias):
+            call.contribute(ExplicitContribution(bias, tap, lambda gradient: self.summed(module, gradient, call)))
+        return z
+
+    def check(self, module: Any, x: Tensor, call: Call) -> None:
+        """Refuse an input whose samples are not where the module lets them be."""
+
+
+class TrailingAxesRule(AffineRule):
+    """Normalisation over the last axes, any axes in front."""
+
+    def check(self, module: Any, x: Tensor, call: Call) -> None:
+        if call.batch_axis >= x.dim() - len(module.normalized_shape):
+            raise UnsupportedModuleError(
+                f"Module '{call.name}' ({type(module).__name__}) normalises over axis {call.batch_axis} of an input of "
+                f"shape {tuple(x.shape)}, which holds the samples. Normalise over the axes after it."
+            )
+
+    def summed(self, module: Any, values: Tensor, call: Call) -> Tensor:
+        moved = values.movedim(call.batch_axis, 0)
+        positions = moved.dim() - 1 - len(module.normalized_shape)
+        return moved.sum(tuple(range(1, 1 + positions))) if positions else moved
+
+
+class LayerNormRule(TrailingAxesRule):
+    def normalise(self, module: nn.LayerNorm, x: Tensor) -> Tensor:
+        return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+
+
+class RMSNormRule(TrailingAxesRule):
+    def normalise(self, module: nn.RMSNorm, x: Tensor) -> Tensor:
+        return F.rms_norm(x, module.normalized_shape, eps=module.eps)
+
+
+class ChannelRule(AffineRule):
+    """Normalisation over positions, with one scale for each channel; samples first, channels second."""
+
+    def check(self, module: Any, x: Tensor, call: Call) -> None:
+        if call.batch_axis != 0 or (isinstance(module, _InstanceNorm) and x.dim() == module._get_no_batch_dim()):
+            raise UnsupportedModuleError(
+                f"Module '{call.name}' ({type(module).__name__}) got an input of shape {tuple(x.shape)} whose first "
+                "axis does not hold the samples; it takes samples first and channels second."
+            )
+
+    def summed(self, module: Any, values: Tensor, call: Call) -> Tensor:
+        return values.flatten(2).sum(2) if values.dim() > 2 else values
+
+
+class GroupNormRule(ChannelRule):
+    def normalise(self, module: nn.GroupNorm, x: Tensor) -> Tensor:
+        return F.group_norm(x, module.num_groups, eps=module.eps)
+
+
+class InstanceNormRule(ChannelRule):
+    def normalise(self, module: Any, x: Tensor) -> Tensor:
+        own = module.training or not module.track_running_stats
+        if own and module.track_running_stats:
+            raise UnsupportedModuleError(
+                f"{type(module).__name__} keeps running statistics of the data, which no noise protects. Set "
+                "track_running_stats=False."
+            )
+        return F.instance_norm(x, module.running_mean, module.running_var, use_input_stats=own, eps=module.eps)
+
+
+register(nn.LayerNorm, LayerNormRule())
+register(nn.RMSNorm, RMSNormRule())
+register(nn.GroupNorm, GroupNormRule())
+for _kind in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
+    register(_kind, InstanceNormRule())

@@ -1,0 +1,1 @@
+"""What is promised: frozen, public, and without torch."""

@@ -1,0 +1,157 @@
+"""What a run promises: frozen and public, whatever its method, and the only thing that an accountant ever reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dp_accounting import DpEvent
+
+from sluice._base import validate
+from sluice._base.errors import InputError
+
+if TYPE_CHECKING:
+    from sluice.training.context import Workbench
+    from sluice.training.executor import Procedure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A figure that somebody claims for such a run and nobody has proved. It is never called epsilon.
+
+    Attributes:
+        label: who claims it.
+        reading: which of several formulas.
+        value: the figure.
+    """
+
+    label: str
+    reading: str
+    value: float
+
+
+class Promise(ABC):
+    """A mechanism, as far as ledgers, accountants and certificates have to know it.
+
+    Attributes:
+        kind: its name in a ledger.
+        claims_beside_proof: whether claims are listed even where an epsilon is proved.
+        releases: how many updates are released at most.
+        preparation: noise multipliers of Gaussian releases made before training from the same records.
+    """
+
+    kind: ClassVar[str]
+    claims_beside_proof: ClassVar[bool] = False
+
+    releases: int
+    preparation: tuple[float, ...] = ()
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """The sound accountants that can read it, the tightest first."""
+        return ("pld", "rdp")
+
+    @property
+    @abstractmethod
+    def provable(self) -> bool:
+        """Whether an epsilon is proved for it. If not, figures are only "claimed"."""
+
+    @property
+    def unproved_because(self) -> str:
+        """Why no epsilon is proved, as a sentence; empty where one is."""
+        return ""
+
+    def require_proof(self) -> None:
+        """Refuse to speak of an epsilon where none is proved."""
+        if not self.provable:
+            raise InputError(
+                f"no epsilon is proved for this run: {self.unproved_because} Use a method with a proof (for a gate: a "
+                "public reference), or read get_claimed_epsilon(delta), which is not a guarantee."
+            )
+
+    @abstractmethod
+    def event_after(self, releases: int) -> DpEvent:
+        """The event of a run that was planned to make this many releases, preparation included."""
+
+    @property
+    def composable(self) -> bool:
+        """Whether its events compose with those of other runs; if not, epsilons and deltas of runs are added."""
+        return True
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The event of the whole run."""
+        return self.event_after(self.releases)
+
+    def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
+        """Epsilon of a run that was planned to make this many releases.
+
+        Guarantee:
+            An upper bound under adding or removing one record, by the named sound accountant. A run that stopped early
+            costs what all of its planned releases cost.
+        """
+        from sluice.accounting import create_accountant
+
+        validate.open_fraction(delta=delta)
+        self._require_accountant(accountant)
+        return float(create_accountant(accountant).compose(self.event_after(releases)).get_epsilon(delta))
+
+    def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
+        """What others would claim after this many releases."""
+        return ()
+
+    def meaning(self, accountant: str) -> str:
+        """What an epsilon of this accountant is, in a few words."""
+        return {
+            "pld": "proved, by privacy-loss distributions",
+            "rdp": "proved, by Renyi divergences: simpler and looser",
+        }[accountant]
+
+    @abstractmethod
+    def theorem(self, accountant: str) -> str:
+        """What is proved and where the proof is, in one line."""
+
+    @property
+    @abstractmethod
+    def sampling(self) -> Mapping[str, Any]:
+        """How batches are drawn: ``kind``, and ``rate``, the largest probability with which a record is in one."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """What to show of it before a run: names and values."""
+
+    @property
+    def releases_metric(self) -> bool:
+        """Whether a noisy number beside the update is part of each release."""
+        return False
+
+    @abstractmethod
+    def procedure(self, bench: Workbench) -> Procedure:
+        """What makes the releases."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for strict JSON, with ``kind``; ``from_dict`` of the class gives an equal one back."""
+
+    def ending_after(self, releases: int) -> str:
+        """Why a finished run ended after this many releases, as a sentence; empty where it made all of them."""
+        return ""
+
+    def _require_accountant(self, accountant: str) -> None:
+        if accountant not in self.accountants:
+            raise InputError(
+                f"accountant={accountant!r} is not allowed for {self.kind}: its proof is by "
+                f"{' or '.join(self.accountants)}. Use that one."
+            )
+
+    def _require_releases(self, releases: int) -> None:
+        if not isinstance(releases, int) or not 0 <= releases <= self.releases:
+            raise InputError(
+                f"releases={releases!r} is not allowed: it must be a whole number in 0 .. {self.releases}."
+            )
+
+
+__all__ = ["Claim", "Promise"]

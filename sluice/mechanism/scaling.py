@@ -1,0 +1,146 @@
+"""Scaling rules: from the norm of a record's gradient to the weight with which it counts.
+
+A rule is frozen, works on each norm by itself, and carries its ``sensitivity``; noise is computed from that and from
+nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
+
+# Weights are this much smaller than the formulas say. Norms are exact to 1e-5 and weights are rounded to the gradients'
+# precision; the margin is larger than both, so that the bound holds for what is computed and not only on paper.
+MARGIN = 2.0**-15
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRule(ABC):
+    """A rule from norms to weights.
+
+    Attributes:
+        max_grad_norm: no record's weighted gradient is longer than this [the paper's C].
+    """
+
+    max_grad_norm: float = 1.0
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        validate.positive(max_grad_norm=self.max_grad_norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far adding or removing one record moves the weighted sum, at most."""
+        return self.max_grad_norm
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        """The weight of each record, in the norms' precision.
+
+        Guarantee:
+            ``weight * norm <= max_grad_norm`` for every norm, rounding and an error of 1e-5 in the norm included, and a
+            weight depends on its own norm alone. A norm that is infinite or NaN gets weight 0 under every rule.
+        """
+        exact = norms.detach().to(torch.float64)
+        weights = torch.where(exact.isfinite(), self._weights(exact) * (1 - MARGIN), 0.0)
+        return weights.to(norms.dtype)
+
+    @abstractmethod
+    def _weights(self, norms: Tensor) -> Tensor: ...
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rule": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(ScalingRule):
+    """``min(1, C / norm)``: the rule of DP-SGD.
+
+    Guarantee:
+
+        | norm | weight | length of the weighted gradient |
+        |---|---|---|
+        | 0 | 1 | 0 |
+        | up to C | 1 | norm |
+        | above C | C / norm | C |
+        | infinite, NaN | 0 | 0 |
+    """
+
+    kind = "clip"
+
+    def _weights(self, norms: Tensor) -> Tensor:
+        return (self.max_grad_norm / norms).clamp(max=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalScaling(ScalingRule):
+    """``C / max(norm, S)``: gradients up to the bound S keep their relative lengths (the DPSR-CG paper's Algorithm 1).
+
+    Guarantee:
+
+        | norm | weight | length of the weighted gradient |
+        |---|---|---|
+        | 0 | C / S | 0 |
+        | up to S | C / S | C * norm / S |
+        | above S | C / norm | C |
+        | infinite, NaN | 0 | 0 |
+    """
+
+    bound: float
+
+    kind = "global-scaling"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(bound=self.bound)
+
+    def _weights(self, norms: Tensor) -> Tensor:
+        return self.max_grad_norm / norms.clamp(min=self.bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalise(ScalingRule):
+    """``C / (norm + gamma)``: automatic clipping, in which the learning rate takes the place of the clipping bound.
+
+    Guarantee:
+
+        | norm | weight | length of the weighted gradient |
+        |---|---|---|
+        | 0 | C / gamma | 0 |
+        | any finite | C / (norm + gamma) | below C |
+        | infinite, NaN | 0 | 0 |
+    """
+
+    gamma: float = 0.01
+
+    kind = "normalise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(gamma=self.gamma)
+
+    def _weights(self, norms: Tensor) -> Tensor:
+        return self.max_grad_norm / (norms + self.gamma)
+
+
+_RULES: dict[str, type[ScalingRule]] = {rule.kind: rule for rule in (Clip, GlobalScaling, Normalise)}
+
+
+def scaling_from_dict(data: Mapping[str, Any]) -> ScalingRule:
+    """The inverse of ``to_dict``; unknown rules and keys are refused."""
+    if not isinstance(data, Mapping) or "rule" not in data:
+        raise InputError(f"scaling={data!r} is not allowed: it must be an object with a key 'rule'.")
+    validate.one_of(_RULES, rule=data["rule"])
+    rule = _RULES[data["rule"]]
+    names = [field.name for field in fields(rule)]
+    serial.require_keys(data, what="scaling", required=("rule", *names))
+    return rule(**{name: data[name] for name in names})

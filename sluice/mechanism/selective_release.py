@@ -1,0 +1,197 @@
+"""The mechanism of selective release, and of plain DP-SGD: everything public about such a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
+
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import InputError
+from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
+from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
+from sluice.mechanism.base import Claim, Promise
+from sluice.mechanism.gate_codec import gate_from_dict, gate_to_dict
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism.scaling import ScalingRule, scaling_from_dict
+from sluice.training.selective_release import Releaser
+
+if TYPE_CHECKING:
+    from sluice.training.context import Workbench
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(Promise):
+    """What a run promises to do. No performance option is here, and nothing here is sensitive.
+
+    Attributes:
+        sample_rate: probability with which each record is in a batch, independently [q].
+        expected_batch_size: the public constant that sums are divided by. Usually sample_rate times the number of
+            records, rounded or not; it is never recomputed from the data.
+        scaling: from norms to weights; carries the sensitivity.
+        noise_multiplier: standard deviation of a release's noise over the sensitivity [sigma].
+        releases: how many updates are released at most [T].
+        gate: which attempts are released; None for all of them, which is plain DP-SGD.
+        preparation: noise multipliers of Gaussian releases made before training from the same records, for instance
+            private statistics of features. Each is composed with the run.
+    """
+
+    kind: ClassVar[str] = "selective release"
+
+    sample_rate: float
+    expected_batch_size: float
+    scaling: ScalingRule
+    noise_multiplier: float
+    releases: int
+    gate: Gate | None = None
+    preparation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.fraction(sample_rate=self.sample_rate)
+        validate.positive(expected_batch_size=self.expected_batch_size, noise_multiplier=self.noise_multiplier)
+        validate.positive_integer(releases=self.releases)
+        for multiplier in self.preparation:
+            validate.positive(preparation=multiplier)
+        if self.gate is not None:
+            if self.gate.reference_noise is None:
+                raise InputError(
+                    "gate.reference_noise=None is not allowed in a mechanism: give a number, or calibrate first."
+                )
+            _ = self.gate.acceptance  # refuses a gate whose noise is not set
+
+    @property
+    def provable(self) -> bool:
+        """Whether the accountants' numbers are proved for this mechanism. If not they are only "claimed"."""
+        return self.gate is None or self.gate.provable
+
+    @property
+    def release_event(self) -> DpEvent:
+        """The event of one release."""
+        if self.gate is None:
+            return plain_release(sampling_probability=self.sample_rate, noise_multiplier=self.noise_multiplier)
+        reference_noise = self.gate.reference_noise
+        return SelectiveReleaseDpEvent(
+            sampling_probability=self.sample_rate,
+            noise_multiplier=self.noise_multiplier,
+            acceptance=self.gate.acceptance,
+            reference_noise_multiplier=math.inf if reference_noise is None else reference_noise,
+            max_attempts=self.gate.max_attempts,
+        )
+
+    def event_after(self, releases: int) -> DpEvent:
+        """The event of a run that made this many releases, preparation included."""
+        self._require_releases(releases)
+        events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.preparation]
+        if releases:
+            events.append(SelfComposedDpEvent(self.release_event, releases))
+        return ComposedDpEvent(events)
+
+    def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
+        """What the DPSR-CG paper's formula says, by each reading of it; nothing for other gates than its own."""
+        gate = self.gate
+        if not isinstance(gate, ClippingBiasGate) or gate.gate_noise is None or not releases:
+            return ()
+        claims = []
+        for reading in get_args(Reading):
+            account = claimed_account(
+                sample_rate=self.sample_rate,
+                noise_multiplier=self.noise_multiplier,
+                gate_noise=gate.gate_noise,
+                beta=gate.beta,
+                clip_range=gate.clip_range,
+                reading=reading,
+                once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in self.preparation]),
+            )
+            value = account.claimed_epsilon(releases=releases, delta=delta)
+            claims.append(Claim(label=CLAIMED_LABEL, reading=reading, value=value))
+        return tuple(claims)
+
+    @property
+    def unproved_because(self) -> str:
+        if self.provable:
+            return ""
+        return (
+            "this run compares each batch with an un-noised value of an earlier one. No proof covers that, and the "
+            "figures claimed for it are refuted by an example (docs/accounting.md, section 4)."
+        )
+
+    def theorem(self, accountant: str) -> str:
+        section = {
+            "rdp": "sections 3.3 and 3.5 (Renyi divergence)",
+            "pld": "sections 3.4 and 3.5 (privacy-loss distributions)",
+        }[accountant]
+        gated = self.gate is not None
+        what = "selective release with a public reference" if gated else "the Poisson-sampled Gaussian mechanism"
+        return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}"
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        return {"kind": "Poisson", "rate": self.sample_rate}
+
+    @property
+    def releases_metric(self) -> bool:
+        return self.gate is not None and math.isfinite(self.gate.reference_noise or math.inf) and self.provable
+
+    @property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        rows = [
+            ("sample rate", f"{self.sample_rate:.4g} ({self.expected_batch_size:g} records on average)"),
+            ("noise multiplier", f"{self.noise_multiplier:.4g}"),
+        ]
+        gate = self.gate
+        if isinstance(gate, ClippingBiasGate):
+            reference = "hidden: nothing is proved" if gate.hidden_reference else f"{gate.reference_noise:.4g}"
+            rows += [
+                ("gate", f"clipping bias, beta {gate.beta:g}"),
+                ("gate noise", f"{gate.gate_noise:.4g}"),
+                ("reference noise", reference),
+            ]
+        elif isinstance(gate, CoinGate):
+            rows.append(("gate", f"a coin that accepts {gate.probability:.3g} of the attempts"))
+        else:
+            rows.append(("gate", "none: every attempt is released"))
+        return tuple(rows)
+
+    def procedure(self, bench: Workbench) -> Releaser:
+        return Releaser(mechanism=self, bench=bench)
+
+    def with_releases(self, releases: int) -> Mechanism:
+        return replace(self, releases=releases)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for strict JSON; ``from_dict`` gives an equal mechanism back."""
+        return {
+            "sample_rate": self.sample_rate,
+            "expected_batch_size": self.expected_batch_size,
+            "scaling": self.scaling.to_dict(),
+            "noise_multiplier": self.noise_multiplier,
+            "releases": self.releases,
+            "gate": None if self.gate is None else gate_to_dict(self.gate),
+            "preparation": list(self.preparation),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Mechanism:
+        serial.require_keys(
+            data,
+            what="mechanism",
+            required=("sample_rate", "expected_batch_size", "scaling", "noise_multiplier", "releases"),
+            optional=("gate", "preparation"),
+        )
+        preparation = data.get("preparation", [])
+        if not isinstance(preparation, list | tuple):
+            raise InputError(f"preparation={preparation!r} is not allowed: it must be a list of noise multipliers.")
+        gate = data.get("gate")
+        return cls(
+            sample_rate=data["sample_rate"],
+            expected_batch_size=data["expected_batch_size"],
+            scaling=scaling_from_dict(data["scaling"]),
+            noise_multiplier=data["noise_multiplier"],
+            releases=data["releases"],
+            gate=None if gate is None else gate_from_dict(gate),
+            preparation=tuple(preparation),
+        )

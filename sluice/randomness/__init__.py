@@ -1,0 +1,1 @@
+"""Noise, samples, and the state of generators inside models."""

@@ -1,0 +1,112 @@
+"""Randomness inside models and data sets (dropout, augmentation): from the run's own source, never from a global seed.
+
+Such modules draw from process-wide generators, one number after the other for the whole batch. Whoever knows the seed
+of these knows every mask, and a record more in the batch shifts those of all others; then sums differ by far more than
+one record's gradient. With masks that nobody knows and that are independent from record to record, the masks of the
+others can be held fixed in the proof, and one record moves the sum by its own contribution alone.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice.randomness.noise import Keystream, NoiseSource
+
+# The Mersenne Twister, which torch, numpy and Python all use on CPUs, has this many words of 32 bits.
+_WORDS = 624
+# Where torch's generator state keeps them, as 64-bit integers: behind seed, counters and position.
+_TORCH_HEADER = 24
+
+
+class ModelRandomness:
+    """A state of the process-wide generators of torch, numpy and Python that comes whole from a source of noise.
+
+    Between `enter` and `leave`, or inside ``with``, they are in this state; outside they are what they were. Entering
+    again goes on where the last block ended, so one object serves all pieces of a batch.
+
+    Guarantee:
+        Each object has 19,937 bits of state for each generator on the CPU (64 on a GPU), drawn by the source: secret
+        if the source is secure, repeatable if it is seeded. Nothing that happens inside changes what is drawn outside.
+    """
+
+    def __init__(self, source: NoiseSource) -> None:
+        self._own: dict[str, Any] = _drawn_state(source.side_keystream("model"))
+        self._outer: dict[str, Any] | None = None
+
+    def enter(self) -> None:
+        if self._outer is None:
+            self._outer = _current_state()
+            _set_state(self._own)
+
+    def leave(self) -> None:
+        if self._outer is not None:
+            self._own = _current_state()
+            _set_state(self._outer)
+            self._outer = None
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def _words(stream: Keystream) -> np.ndarray:
+    words = stream.read(_WORDS, np.uint32)
+    words[0] |= np.uint32(1 << 31)  # the one state that is not allowed, all zeros, cannot come
+    return words
+
+
+def _drawn_state(stream: Keystream) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "torch": _torch_state(_words(stream)),
+        "numpy": ("MT19937", _words(stream), _WORDS, 0, 0.0),
+        "python": (3, (*_words(stream).tolist(), _WORDS), None),
+    }
+    if _cuda():
+        state["cuda"] = _cuda_states(stream)
+    return state
+
+
+def _torch_state(words: np.ndarray) -> Tensor:
+    state = torch.Generator().manual_seed(0).get_state()
+    # A generator that was just seeded makes new words from these before it gives out the first number.
+    end = _TORCH_HEADER + 8 * _WORDS
+    state[_TORCH_HEADER:end] = torch.from_numpy(words.astype(np.int64)).view(torch.uint8)
+    return state
+
+
+def _cuda_states(stream: Keystream) -> list[Tensor]:
+    seeds = (stream.read(torch.cuda.device_count(), np.uint64) >> np.uint64(1)).tolist()
+    return [torch.Generator(f"cuda:{device}").manual_seed(seed).get_state() for device, seed in enumerate(seeds)]
+
+
+def _current_state() -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),  # noqa: NPY002  (the global generator is what data sets use)
+        "python": random.getstate(),
+    }
+    if _cuda():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    random.setstate(state["python"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _cuda() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+__all__ = ["ModelRandomness"]

@@ -1,0 +1,290 @@
+"""Randomness for everything private: Gaussian noise, sampling and gate decisions, from one ChaCha20 keystream.
+
+``SecureNoise`` is the default and cannot be replayed. ``SeededNoise`` runs the same code on a key derived from a
+seed, so that an experiment can be repeated; whoever knows the seed can subtract the noise, so it protects nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch import Tensor
+
+from sluice._base import validate
+from sluice._base.errors import DataError, InputError
+from sluice.randomness.rounded_normal import rounded_normals
+
+# The grid of `NoiseSource.normal` in units of its standard deviation.
+NORMAL_GRID = 2.0**-30
+
+# The grid of a release is chosen so that rounding to it adds at most this much to the sensitivity, in units of the
+# standard deviation of the noise.
+RELEASE_GRID = 2.0**-15
+
+_ZEROS = bytes(1 << 19)
+_RECORDS_PER_BLOCK = 1 << 18
+
+
+class Keystream:
+    """The ChaCha20 keystream of one key and one 96-bit number, read from its beginning."""
+
+    def __init__(self, *, key: bytes, number: int) -> None:
+        nonce = bytes(4) + number.to_bytes(12, "little")
+        self._cipher = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+
+    def read_into(self, target: np.ndarray) -> None:
+        """Overwrite a contiguous array with the next bytes."""
+        target_bytes = target.view(np.uint8).data
+        for start in range(0, len(target_bytes), len(_ZEROS)):
+            part = target_bytes[start : start + len(_ZEROS)]
+            self._cipher.update_into(memoryview(_ZEROS)[: len(part)], part)
+
+    def read(self, count: int, dtype: type[np.unsignedinteger[Any]]) -> np.ndarray:
+        """The next ``count`` uniform whole numbers of an unsigned type."""
+        result = np.empty(count, dtype=dtype)
+        self.read_into(result)
+        return result
+
+
+class NoiseSource(ABC):
+    """What sampling, gates and releases ask of a source of randomness. Every call uses a keystream of its own."""
+
+    secure: bool
+
+    @abstractmethod
+    def keystream(self) -> Keystream:
+        """A keystream that no other call has read from."""
+
+    @abstractmethod
+    def side_keystream(self, purpose: str) -> Keystream:
+        """A keystream for what never touches a release, one for each purpose and call; it does not count as a call."""
+
+    def random_order(self, indices: Tensor) -> Tensor:
+        """The same indices in a uniformly random order (two of 2^64 equal keys among 2^20 have odds of 2^-25)."""
+        keys = self.side_keystream("order").read(len(indices), np.uint64)
+        return indices[torch.from_numpy(np.argsort(keys, kind="stable"))]
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint made by the same kind of source."""
+
+    def rounded_normal(self, count: int, *, scale: float) -> Tensor:
+        """``count`` draws of a real ``N(0, scale^2)``, each rounded to the nearest whole number, as float64."""
+        return rounded_normals(count, scale=scale, digits=self.keystream())
+
+    def normal(self, shape: Sequence[int], std: float, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Independent draws of ``N(0, std^2)``, rounded to multiples of about ``std * 2^-30`` and then to ``dtype``.
+
+        For values that are added to sensitive ones use :func:`noisy_sum`, which also protects the low-order digits.
+        """
+        validate.positive(std=std)
+        step = power_of_two_below(std * NORMAL_GRID)
+        return self.rounded_normal(math.prod(shape), scale=std / step).mul_(step).to(dtype).reshape(tuple(shape))
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Independent multiples of ``2^-53`` in [0, 1), each equally likely, as float64."""
+        drawn = self.keystream().read(math.prod(shape), np.uint64)
+        return torch.from_numpy((drawn >> np.uint64(11)) * 2.0**-53).reshape(tuple(shape))
+
+    def bernoulli(self, count: int, probability: float) -> Tensor:
+        """``count`` independent coins, as booleans.
+
+        Guarantee:
+            Each is true with probability ``floor(probability * 2^64) / 2^64`` exactly, so never more often than
+            ``probability`` says. A 64-bit uniform is compared with that threshold; its last 48 bits are only drawn
+            where its first 16 do not decide.
+        """
+        if not 0 <= probability <= 1:
+            raise InputError(f"probability={probability!r} is not allowed: it must be in [0, 1].")
+        threshold = bernoulli_threshold(probability)
+        if threshold == 1 << 64:
+            return torch.ones(count, dtype=torch.bool)
+        first, rest = np.uint16(threshold >> 48), np.uint64(threshold & (2**48 - 1))
+        stream = self.keystream()
+        result = np.empty(count, dtype=np.bool_)
+        for start in range(0, count, _RECORDS_PER_BLOCK):
+            block = result[start : start + _RECORDS_PER_BLOCK]
+            drawn = stream.read(block.size, np.uint16)
+            np.less(drawn, first, out=block)
+            undecided = np.flatnonzero(drawn == first)
+            block[undecided] = stream.read(undecided.size, np.uint64) >> np.uint64(16) < rest
+        return torch.from_numpy(result)
+
+
+class SecureNoise(NoiseSource):
+    """Noise that cannot be predicted or repeated: every call takes a fresh 256-bit key from the operating system.
+
+    Guarantee:
+        No key is stored, so no two calls share a keystream: not in one instance, not in two, not after a fork, a
+        copy, a pickle or a restored checkpoint.
+    """
+
+    secure = True
+
+    def keystream(self) -> Keystream:
+        return Keystream(key=os.urandom(32), number=0)
+
+    def side_keystream(self, purpose: str) -> Keystream:
+        return self.keystream()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": "secure"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _require_kind(state, "secure")
+
+    def __repr__(self) -> str:
+        return "SecureNoise()"
+
+
+class SeededNoise(NoiseSource):
+    """The same construction under a key derived from a seed: for experiments only.
+
+    Guarantee:
+        None against anyone who can guess the seed. The same seed and the same sequence of calls give the same values;
+        a restored state continues the sequence where it was saved.
+    """
+
+    secure = False
+
+    def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed={seed!r} is not allowed: it must be a whole number.")
+        self._seed = seed
+        self._calls = 0
+        self._key = _key_of(seed)
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    def keystream(self) -> Keystream:
+        self._calls += 1
+        return Keystream(key=self._key, number=self._calls)
+
+    def side_keystream(self, purpose: str) -> Keystream:
+        return Keystream(key=_key_of(self._seed, purpose=purpose), number=self._calls)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": "seeded", "seed": self._seed, "calls": self._calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _require_kind(state, "seeded")
+        seed, calls = state.get("seed"), state.get("calls")
+        if not isinstance(seed, int) or not isinstance(calls, int) or calls < 0:
+            raise InputError(f"state={dict(state)!r} is not allowed: it must hold whole numbers 'seed' and 'calls'.")
+        self._seed, self._calls, self._key = seed, calls, _key_of(seed)
+
+    def __repr__(self) -> str:
+        return f"SeededNoise({self._seed})"
+
+
+def noisy_sum(
+    raw_sum: Sequence[Tensor],
+    *,
+    noise_multiplier: float,
+    sensitivity: float,
+    noise: NoiseSource,
+    sum_error: float = 0.0,
+) -> list[Tensor]:
+    """Turn a sum over records into a Gaussian release, in place: the raw values are overwritten.
+
+    Each entry is rounded to a public grid whose step is a power of two, and a real normal rounded to the same grid is
+    added. All of it is exact, so the low-order digits of the result say nothing about those of the sum; the result is
+    then rounded to the tensor's own type (bfloat16 and float16 included), which is post-processing.
+
+    Args:
+        raw_sum: the tensors of one release; all their entries together are one vector.
+        noise_multiplier: standard deviation over sensitivity, as the accountant is told.
+        sensitivity: the most that adding or removing one record moves the exact sum, in the 2-norm.
+        noise: the source.
+        sum_error: a bound, 2-norm, on the difference between ``raw_sum`` and the exact sum of the records'
+            contributions, where one is known. It must be public and hold for every batch.
+
+    Guarantee:
+        The result is post-processing of the Gaussian mechanism with noise multiplier ``noise_multiplier`` on
+        ``raw_sum``, exactly: rounding to the grid raises the sensitivity by at most ``step * sqrt(entries)``, at most
+        ``2^-15`` standard deviations, and twice ``sum_error`` comes on top; the standard deviation is raised to pay
+        for both, so nothing is left to charge to epsilon or delta (docs/noise.md, section 3). What is taken on
+        trust: the sensitivity and ``sum_error`` given, and what :func:`sluice.randomness.rounded_normal.rounded_normals` takes.
+
+        | entry of the raw sum | what happens |
+        |---|---|
+        | no tensors, or empty batch (all zeros) | noise alone, as for any other sum |
+        | beyond ``2^52`` grid steps | clamped there, which raises no sensitivity |
+        | NaN or infinite | DataError, nothing is released |
+    """
+    validate.positive(noise_multiplier=noise_multiplier, sensitivity=sensitivity)
+    validate.non_negative(sum_error=sum_error)
+    entries = sum(tensor.numel() for tensor in raw_sum)
+    if not all(_is_finite(tensor) for tensor in raw_sum):
+        raise DataError(
+            "raw_sum holds NaN or infinite entries and cannot be released: the contribution of a record whose gradient "
+            "is not finite must be set to zero before it is added; lower the learning rate if all of them are."
+        )
+    step, std = release_grid(
+        noise_multiplier=noise_multiplier, sensitivity=sensitivity, entries=entries, sum_error=sum_error
+    )
+    drawn = noise.rounded_normal(entries, scale=std / step)
+    with torch.no_grad():
+        for tensor, steps in zip(raw_sum, drawn.split([tensor.numel() for tensor in raw_sum]), strict=True):
+            raw_steps = tensor.detach().to(device="cpu", dtype=torch.float64, copy=True).mul_(1 / step)
+            steps.add_(raw_steps.round_().clamp_(-(2.0**52), 2.0**52).flatten())
+            tensor.copy_(steps.mul_(step).view(tensor.shape))
+    return list(raw_sum)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return tensor.numel() == 0 or all(math.isfinite(end) for end in torch.aminmax(tensor.detach()))
+
+
+def release_grid(
+    *, noise_multiplier: float, sensitivity: float, entries: int, sum_error: float = 0.0
+) -> tuple[float, float]:
+    """The public grid step of a release, and the standard deviation that pays for rounding to it."""
+    nominal = noise_multiplier * sensitivity
+    if not 1e-200 < nominal < 1e200:
+        raise InputError(
+            f"noise_multiplier={noise_multiplier} times sensitivity={sensitivity} is not allowed: "
+            "the standard deviation must be between 1e-200 and 1e200."
+        )
+    root = math.sqrt(max(entries, 1))
+    step = power_of_two_below(nominal * RELEASE_GRID / root)
+    # The last factor exceeds every rounding error made on this line.
+    std = noise_multiplier * (sensitivity + step * root + 2 * sum_error) * (1 + 2.0**-40)
+    return step, std
+
+
+def power_of_two_below(value: float) -> float:
+    """The largest power of two that is at most ``value``."""
+    return math.ldexp(0.5, math.frexp(value)[1])
+
+
+def bernoulli_threshold(probability: float) -> int:
+    """``floor(probability * 2^64)``, exactly."""
+    return math.floor(Fraction(probability) * (1 << 64))
+
+
+def _key_of(seed: int, *, purpose: str = "noise") -> bytes:
+    return hashlib.sha256(f"sluice seeded {purpose}, version 1: {seed}".encode()).digest()
+
+
+def _require_kind(state: Mapping[str, Any], kind: str) -> None:
+    if state.get("kind") != kind:
+        raise InputError(
+            f"the saved source of randomness is {state.get('kind')!r} and this one is {kind!r}: "
+            "resume with the kind of source that the run began with."
+        )

@@ -1,1 +1,0 @@
-"""What a run says about itself: certificate, pages, pictures, and the check of all of it."""

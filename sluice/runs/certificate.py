@@ -1,0 +1,201 @@
+"""The certificate: what a run released and what that costs, for people and for programs.
+
+Everything in it is derived from ``public/``; it can be made again at any time and comes out the same. Its published
+form is ``sluice/schemas/certificate.schema.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+from sluice._base.errors import DataError
+from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice.mechanism.base import Promise
+from sluice.runs.folder import RunFolder
+from sluice.runs.privacy_spent import Spending, mechanism_of, spending
+from sluice._base.storage import parse_json, read_bytes, write_atomically
+
+FORMAT = 1
+
+#: How far a recomputed epsilon may lie above the certified one: rounding of another machine, nothing more.
+TOLERANCE = 1e-6
+
+NOT_ACCOUNTED = (
+    "The choice of settings. If several runs were tried on the same records and one was chosen, the others count too: "
+    "verify them together (sluice verify RUN1 RUN2 ...).",
+    "Side channels: how long training took, memory, power, or access to the machine while it ran.",
+    "Test records. Test accuracy is computed on them without noise; they get no protection unless they are public.",
+    "The number of training records and which features and classes they have, which are taken to be public.",
+    "Anything computed from the training records outside this run, such as hand-made vocabularies or normalisation.",
+)
+
+MUST_NOT_BE_PUBLISHED = (
+    "The folder private/, as a whole: it is not covered by the guarantee.",
+    "The number of attempts or of rejected updates, and acceptance rates.",
+    "Training losses, gradient norms, the metric of any batch, and the sizes of batches.",
+    "Timings: how long the run or any release took.",
+    "Checkpoints, the state of the sampler or of the noise, and the fingerprint of the data.",
+)
+
+SEEDED_WARNING = (
+    "For experiments only: the noise came from a seed, and whoever knows or guesses the seed can remove it. "
+    "No figure below protects anybody."
+)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """A published JSON Schema: ``certificate`` or ``ledger-line``."""
+    text = resources.files("sluice").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def build_certificate(folder: RunFolder) -> dict[str, Any]:
+    """The certificate of a run, from its configuration and its ledger.
+
+    Guarantee:
+        Built from public values only. ``privacy.epsilon`` is a bound by a sound accountant or null, never a claim.
+    """
+    contents = read_ledger(folder.ledger_path)
+    return certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
+
+
+def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spending) -> dict[str, Any]:
+    header, mechanism = contents.header, mechanism_of(contents.header)
+    proved = spent.epsilon is not None
+    warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
+    return {
+        "format": FORMAT,
+        "status": "claimed only" if not proved else "experiment only" if header.noise == "seeded" else "guarantee",
+        "warnings": warnings,
+        "released": {
+            "counted_updates": contents.spent,
+            "counted_after_a_crash": contents.recovered + contents.torn_release,
+            "planned_updates": header.planned_releases,
+            "metric_with_each_update": mechanism.releases_metric,
+            "preparation": len(mechanism.preparation),
+            "files": dict(sorted(contents.published.items())),
+        },
+        "privacy": {
+            "adjacency": "add or remove one record",
+            "unit": "one record of the training data",
+            "epsilon": None if spent.epsilon is None else _json_number(spent.epsilon),
+            "delta": spent.delta,
+            "budget": header.target_epsilon,
+            "accountant": header.accountant,
+            "theorem": mechanism.theorem(header.accountant) if proved else None,
+        },
+        "claimed": [
+            {"label": claim.label, "reading": claim.reading, "value": _json_number(claim.value)}
+            for claim in spent.claims
+        ],
+        "sampling": dict(mechanism.sampling),
+        "noise_source": header.noise,
+        "mechanism": dict(header.mechanism),
+        "not_accounted": list(NOT_ACCOUNTED),
+        "must_not_be_published": list(MUST_NOT_BE_PUBLISHED),
+        "verification": {
+            "command": "sluice verify RUN",
+            "ledger_head": contents.head,
+            "configuration": configuration,
+        },
+        "versions": dict(header.versions),
+    }
+
+
+def unproved_warning(mechanism: Promise) -> str:
+    """What a run without a proof is published with."""
+    return (
+        f"No epsilon: {mechanism.unproved_because} Figures listed as claimed are what others would report. They are "
+        "not guarantees."
+    )
+
+
+def write_certificate(folder: RunFolder) -> dict[str, Any]:
+    """Write ``certificate.json`` with its pages and its picture into ``public/``; gives the certificate back."""
+    from sluice.runs.pages import html_page, markdown_page
+    from sluice.runs.plots import epsilon_picture
+
+    contents = read_ledger(folder.ledger_path)
+    certificate = certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
+    picture = epsilon_picture(contents)
+    text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
+    # The JSON comes last: where it is in place and names the ledger's head, all the others are.
+    outputs = {
+        "certificate.md": markdown_page(certificate).encode("utf-8"),
+        "certificate.html": html_page(certificate, picture=picture).encode("utf-8"),
+        "epsilon.svg": picture.encode("utf-8"),
+        "certificate.json": text.encode("ascii"),
+    }
+    for name, content in outputs.items():
+        write_atomically(folder.public / name, content, public=True)
+    folder.hide_times()
+    return certificate
+
+
+def read_certificate(folder: RunFolder) -> dict[str, Any]:
+    certificate = parse_json(read_bytes(folder.certificate_path), what=str(folder.certificate_path))
+    if not isinstance(certificate, dict) or certificate.get("format") != FORMAT:
+        raise DataError(f"{folder.certificate_path} is not a certificate of format {FORMAT}.")
+    return certificate
+
+
+def certified_head(folder: RunFolder) -> str | None:
+    """The head of the ledger when the certificate was written; None if the certificate does not tell."""
+    verification = read_certificate(folder).get("verification")
+    head = verification.get("ledger_head") if isinstance(verification, dict) else None
+    return head if isinstance(head, str) else None
+
+
+def disagreements(certificate: Mapping[str, Any], recomputed: Mapping[str, Any]) -> Iterator[str]:
+    """Where a certificate says something else than the ledger; its explanations may be worded in any way.
+
+    A certified epsilon above the recomputed one holds (accountants get tighter); one below it does not.
+    """
+    facts = ("status", "released", "privacy", "sampling", "noise_source", "mechanism", "verification", "versions")
+    for fact in facts:
+        yield from _differences(certificate.get(fact), recomputed[fact], fact)
+    claimed = certificate.get("claimed")
+    listed = recomputed["claimed"]
+    if not isinstance(claimed, list) or len(claimed) != len(listed):
+        yield "claimed: not the figures that follow from the ledger"
+        return
+    for index, (found, expected) in enumerate(zip(claimed, listed, strict=True)):
+        yield from _differences(found, expected, f"claimed[{index}]")
+
+
+def _differences(found: Any, expected: Any, place: str) -> Iterator[str]:
+    if isinstance(expected, dict):
+        if not isinstance(found, dict):
+            yield f"{place}: it is {_short(found)} and should be an object"
+            return
+        for key in sorted({*expected, *(str(key) for key in found)}):
+            if key not in expected or key not in found:
+                yield f"{place}.{key}: {'missing' if key in expected else 'unknown'}"
+            else:
+                yield from _differences(found[key], expected[key], f"{place}.{key}")
+    elif place == "privacy.epsilon" and _is_number(found) and _is_number(expected):
+        if expected > found * (1 + TOLERANCE):
+            yield f"{place}: it says {found} and the ledger gives {expected}"
+    elif place.startswith("claimed") and _is_number(found) and _is_number(expected):
+        if not math.isclose(found, expected, rel_tol=TOLERANCE):
+            yield f"{place}: it says {found} and the ledger gives {expected}"
+    elif type(found) is not type(expected) or found != expected:
+        yield f"{place}: it says {_short(found)} and the ledger gives {_short(expected)}"
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,232 @@
+"""The ledger of a run: every release is on the disk before its update is applied.
+
+A crash can therefore make the ledger count a release that never happened, and can never make it miss one that did.
+Lines hold public values only: no times, no attempts, no batch sizes. Nor does the file show when the last was written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sluice._base import validate
+from sluice._base.errors import DataError, InputError
+from sluice._base.files import hide_time
+from sluice.runs.ledger_entries import (
+    GENESIS,
+    LedgerContents,
+    LedgerHeader,
+    encode_line,
+    library_versions,
+    parse_ledger,
+)
+from sluice._base.locks import close_in_children
+from sluice._base.storage import explained, read_bytes, write_atomically
+
+__all__ = ["Ledger", "LedgerContents", "LedgerHeader", "library_versions", "read_ledger"]
+
+
+def read_ledger(path: Path) -> LedgerContents:
+    """Read and check a ledger without changing or locking it.
+
+    Guarantee:
+        ``spent`` of the result is at least the number of releases whose record was begun. Damage is a DataError.
+    """
+    return parse_ledger(read_bytes(path), where=str(path))
+
+
+class Ledger:
+    """A ledger open for writing, by one process at a time.
+
+    Guarantee:
+        When :meth:`append_release` returns, the release is on the disk. When it raises, the release must not be
+        applied; the ledger then refuses further records until it is opened again.
+    """
+
+    def __init__(self, *, path: Path, descriptor: int, contents: LedgerContents, note: str | None) -> None:
+        """Not for callers: use :meth:`create` or :meth:`open`."""
+        self.path = path
+        self.header = contents.header
+        #: What was mended when the ledger was opened, or None.
+        self.note = note
+        self._descriptor: int | None = descriptor
+        self._spent = contents.counted
+        self._head = contents.head
+        self._size = contents.complete_bytes
+        self._broken = False
+        close_in_children(self)
+
+    @classmethod
+    def create(cls, path: Path, *, header: LedgerHeader) -> Self:
+        """Begin a ledger; the header is on the disk when this returns. An existing file is refused."""
+        path = Path(path)
+        if path.exists():
+            raise InputError(f"path={str(path)!r} is not allowed: it exists. Open it to go on, or choose another path.")
+        line, _ = encode_line(header.to_body(), previous=GENESIS)
+        parse_ledger(line, where="the new header")
+        write_atomically(path, line, public=True)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Go on with a ledger. A torn last line becomes a "recovered" record, which counts it as spent.
+
+        Guarantee:
+            The mended file replaces the torn one as a whole, so no crash in between can lose the count.
+        """
+        path = Path(path)
+        descriptor = _open_locked(path)
+        note = None
+        try:
+            contents = read_ledger(path)
+            if contents.torn:
+                note = _mend(path, contents)
+                mended = _open_locked(path)
+                os.close(descriptor)
+                descriptor = mended
+                contents = read_ledger(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path=path, descriptor=descriptor, contents=contents, note=note)
+
+    @property
+    def spent(self) -> int:
+        """How many releases are on record, and have to be paid for."""
+        return self._spent
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line."""
+        return self._head
+
+    def append_release(self, number: int) -> None:
+        """Put a release on record. Call it before anything of the release is applied or shown.
+
+        Guarantee:
+            The record is on the disk when this returns.
+        """
+        validate.positive_integer(number=number)
+        if number != self._spent + 1:
+            raise InputError(f"number={number} is not allowed: {self._spent} releases are on record in {self.path}.")
+        if number > self.header.planned_releases:
+            raise InputError(
+                f"number={number} is not allowed: the mechanism has {self.header.planned_releases} releases, all on "
+                "record. Start a run with more releases, calibrated for them."
+            )
+        self._append({"kind": "release", "number": number}, spent=number)
+
+    def append_published(self, file: str, *, sha256: str) -> None:
+        """Put on record which bytes are published under a name. Call it before the file is put in place."""
+        self._append({"kind": "published", "file": file, "sha256": sha256}, spent=self._spent)
+
+    def resume(self, *, applied: int, repeats_noise: bool) -> Callable[[int], None]:
+        """What to call before each release when training goes on from a checkpoint.
+
+        Args:
+            applied: how many releases the checkpoint contains.
+            repeats_noise: whether the noise continues from a saved state (a seeded source). Then releases beyond the
+                checkpoint come out exactly as before and are not new. Otherwise each one is counted anew.
+
+        Returns:
+            A function of the release's number in the eyes of the trainer, ``applied + 1`` at first.
+
+        Guarantee:
+            With fresh noise every call is a new record, so what a crash cost is paid. It raises where the budget of
+            releases is used up: see :meth:`remaining`.
+        """
+        if not 0 <= applied <= self._spent:
+            raise DataError(
+                f"the checkpoint contains {applied} releases and {self.path} has {self._spent} on record: records were "
+                "removed from the ledger, or it belongs to another run. Restore both from the same copy."
+            )
+        lost = 0 if repeats_noise else self._spent - applied
+
+        def before_release(number: int) -> None:
+            if repeats_noise and number <= self._spent:
+                return
+            self.append_release(number + lost)
+
+        return before_release
+
+    def remaining(self) -> int:
+        """How many releases of the plan are not on record yet."""
+        return max(0, self.header.planned_releases - self._spent)
+
+    def close(self) -> None:
+        """Give the ledger free for another process."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, body: dict[str, object], *, spent: int) -> None:
+        if self._descriptor is None or self._broken:
+            raise InputError(f"the ledger {self.path} is closed, or a record failed: close it and open it again.")
+        line, head = encode_line(body, previous=self._head)
+        # Whatever interrupts this, Ctrl-C included, leaves a ledger object that writes nothing more.
+        self._broken = True
+        try:
+            with explained("write", self.path):
+                _write_all(self._descriptor, line)
+                hide_time(self._descriptor)
+                os.fsync(self._descriptor)
+        except BaseException:
+            self._take_back(self._descriptor)
+            raise
+        self._spent, self._head, self._size = spent, head, self._size + len(line)
+        self._broken = False
+
+    def _take_back(self, descriptor: int) -> None:
+        """Remove a record that failed. If even that fails the torn line stays, and is counted as spent."""
+        with suppress(OSError):
+            os.ftruncate(descriptor, self._size)
+            hide_time(descriptor)
+            os.fsync(descriptor)
+        self.close()
+
+
+def _mend(path: Path, contents: LedgerContents) -> str:
+    kept = read_bytes(path)[: contents.complete_bytes]
+    if not contents.torn_release:
+        write_atomically(path, kept, public=True)
+        return "the last line of the ledger was torn; all planned releases were on record before, so it was dropped"
+    number = contents.counted + 1
+    line, _ = encode_line({"kind": "recovered", "number": number}, previous=contents.head)
+    write_atomically(path, kept + line, public=True)
+    return f"the last line of the ledger was torn; release {number} is counted as spent though it was not applied"
+
+
+def _open_locked(path: Path) -> int:
+    """A descriptor for appending to the file that the path names now, locked against other processes."""
+    while True:
+        with explained("write", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise InputError(f"the ledger {path} is in use by another process: wait for it, or stop it.") from error
+        with explained("read", path):
+            here, there = os.fstat(descriptor), path.stat()
+        if os.path.samestat(here, there):
+            return descriptor
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

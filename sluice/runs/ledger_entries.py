@@ -1,0 +1,235 @@
+"""The format of a ledger: hash-chained JSON lines, read strictly, and what each kind of line says.
+
+Line k is the canonical JSON of a body and its ``hash``: the sha256 of the hash of line k-1 (64 zeros before the first)
+followed by the canonical JSON of the body. docs/runs.md describes the format for those who want to check it with
+tools of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import sluice
+from sluice._base import codec as serial
+from sluice._base import validate
+from sluice._base.errors import DataError, InputError, SluiceError
+from sluice._base.storage import canonical_json, parse_json
+
+FORMAT = 1
+GENESIS = "0" * 64
+ACCOUNTANTS = ("pld", "rdp")
+NOISE_SOURCES = ("secure", "seeded")
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_LISTED_PACKAGES = ("dp-accounting", "numpy", "scipy", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerHeader:
+    """All that an accountant has to know of a run, fixed before its first release.
+
+    Attributes:
+        mechanism: ``Mechanism.to_dict()``, whole, what is published before training included.
+        delta: the delta at which the run reports.
+        configuration: sha256 of the run's public configuration, or None where there is none.
+        noise: "secure", or "seeded" for experiments that can be repeated and protect nobody.
+        accountant: "pld" or "rdp".
+        target_epsilon: the budget, or None where the noise was given instead.
+        versions: of the libraries that made the run.
+    """
+
+    mechanism: Mapping[str, Any]
+    delta: float
+    configuration: str | None = None
+    noise: str = "secure"
+    accountant: str = "pld"
+    target_epsilon: float | None = None
+    versions: Mapping[str, str] = field(default_factory=lambda: library_versions())
+
+    def __post_init__(self) -> None:
+        validate.open_fraction(delta=self.delta)
+        validate.one_of(NOISE_SOURCES, noise=self.noise)
+        validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+        if self.target_epsilon is not None:
+            validate.positive(target_epsilon=self.target_epsilon)
+        if self.configuration is not None and not _is_hash(self.configuration):
+            raise InputError(f"configuration={self.configuration!r} is not allowed: it must be a sha256 in hex.")
+        if not isinstance(self.mechanism, Mapping):
+            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be Mechanism.to_dict().")
+        planned = self.mechanism.get("releases")
+        validate.positive_integer(**{"mechanism['releases']": planned})
+        if not isinstance(self.versions, Mapping):
+            raise InputError(f"versions={self.versions!r} is not allowed: it must map names to versions.")
+        for name, version in self.versions.items():
+            _require_text(**{f"versions[{name!r}]": version})
+
+    @property
+    def planned_releases(self) -> int:
+        return int(self.mechanism["releases"])
+
+    def to_body(self) -> dict[str, Any]:
+        return {
+            "kind": "header",
+            "format": FORMAT,
+            "mechanism": dict(self.mechanism),
+            "delta": self.delta,
+            "configuration": self.configuration,
+            "noise": self.noise,
+            "accountant": self.accountant,
+            "target_epsilon": self.target_epsilon,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        names = ("mechanism", "delta", "configuration", "noise", "accountant", "target_epsilon", "versions")
+        serial.require_keys(body, what="the header", required=("kind", "format", *names))
+        if body["format"] != FORMAT:
+            raise InputError(f"format={body['format']!r} is not allowed: this version of Sluice reads format {FORMAT}.")
+        return cls(**{name: body[name] for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerContents:
+    """What a ledger says.
+
+    Attributes:
+        header: the first line.
+        counted: the number of the last release on record, recovered ones included.
+        recovered: how many of these were counted after a crash though their record was torn.
+        torn: whether the last line is incomplete. It stands for one more release, which counts as spent, unless
+            all planned releases are on record already and no other could have been begun.
+        published: sha256 of each public file by name, as last recorded.
+        head: the hash of the last complete line. Who keeps it can tell any later change.
+        complete_bytes: the length of all complete lines.
+    """
+
+    header: LedgerHeader
+    counted: int
+    recovered: int
+    torn: bool
+    published: Mapping[str, str]
+    head: str
+    complete_bytes: int
+
+    @property
+    def spent(self) -> int:
+        """How many releases are counted, the torn one included."""
+        return self.counted + self.torn_release
+
+    @property
+    def torn_release(self) -> bool:
+        return self.torn and self.counted < self.header.planned_releases
+
+
+def library_versions() -> dict[str, str]:
+    """The versions that can matter to whoever checks a run later."""
+    from importlib.metadata import version
+
+    return {"sluice": sluice.__version__} | {name: version(name) for name in _LISTED_PACKAGES}
+
+
+def encode_line(body: Mapping[str, Any], *, previous: str) -> tuple[bytes, str]:
+    """A body as its line in the ledger, and the hash of that line."""
+    try:
+        digest = hashlib.sha256(previous.encode("ascii") + canonical_json(body)).hexdigest()
+        return canonical_json({**body, "hash": digest}) + b"\n", digest
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a ledger line must be plain, strict JSON: {error}.") from error
+
+
+def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
+    """Read a whole ledger.
+
+    Guarantee:
+        The result's ``spent`` is at least the number of releases whose record was begun. A torn last line (no line
+        end, or null bytes, as power loss leaves them) counts as one while any is left of the plan. Whatever else is
+        wrong is a DataError that names the line; nothing is guessed.
+    """
+    lines = content.split(b"\n")
+    tail = lines.pop()
+    torn = bool(tail)
+    if not torn and lines and b"\0" in lines[-1]:
+        lines.pop()
+        torn = True
+    if not lines:
+        raise DataError(
+            f"{where}: the first line is missing or incomplete, so no release was ever recorded here. "
+            "Start the run anew in an empty folder."
+        )
+    head = GENESIS
+    header: LedgerHeader | None = None
+    counted = recovered = 0
+    published: dict[str, str] = {}
+    for index, line in enumerate(lines, start=1):
+        place = f"{where}, line {index}"
+        body, head = _decode_line(line, previous=head, place=place)
+        kind = body["kind"]
+        if (kind == "header") != (index == 1):
+            raise DataError(f"{place}: the header must be the first line and nowhere else; this line is a {kind!r}.")
+        try:
+            if kind == "header":
+                header = LedgerHeader.from_body(body)
+            elif kind == "published":
+                serial.require_keys(body, what="the line", required=("kind", "file", "sha256"))
+                _require_text(file=body["file"])
+                if not _is_hash(body["sha256"]):
+                    raise InputError(f"sha256={body['sha256']!r} is not allowed: it must be 64 hex digits.")
+                published[body["file"]] = body["sha256"]
+            elif kind in ("release", "recovered"):
+                serial.require_keys(body, what="the line", required=("kind", "number"))
+                number = body["number"]
+                if not isinstance(number, int) or isinstance(number, bool) or number != counted + 1:
+                    raise InputError(f"number={number!r} is not allowed: release {counted + 1} comes next.")
+                if header is None or number > header.planned_releases:
+                    raise InputError(f"number={number} is not allowed: it is beyond the releases of the mechanism.")
+                counted += 1
+                recovered += kind == "recovered"
+            else:
+                raise InputError(f"kind={kind!r} is not allowed: it must be header, release, recovered or published.")
+        except SluiceError as error:
+            raise DataError(f"{place}: {error}") from error
+    if header is None:
+        raise DataError(f"{where}: the header is missing.")
+    return LedgerContents(
+        header=header,
+        counted=counted,
+        recovered=recovered,
+        torn=torn,
+        published=published,
+        head=head,
+        complete_bytes=sum(len(line) + 1 for line in lines),
+    )
+
+
+def _decode_line(line: bytes, *, previous: str, place: str) -> tuple[dict[str, Any], str]:
+    record = parse_json(line, what=f"{place}: this line")
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str) or not _is_hash(record.get("hash")):
+        raise DataError(f"{place}: it must be a JSON object with a 'kind' and a 'hash'.")
+    found = record.pop("hash")
+    try:
+        expected_line, expected = encode_line(record, previous=previous)
+    except SluiceError as error:
+        raise DataError(f"{place}: {error}") from error
+    if found != expected:
+        raise DataError(
+            f"{place}: the hash chain is broken: this line or one before it was changed, moved or removed. "
+            "Restore the ledger from a copy; the run cannot be verified or resumed as it is."
+        )
+    if expected_line != line + b"\n":
+        raise DataError(f"{place}: the line is not in canonical form, so it was not written by Sluice.")
+    return record, expected
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
+def _require_text(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(f"{name}={value!r} is not allowed: it must be a text.")

@@ -1,0 +1,69 @@
+"""The ledger of a library user's run: every release on record before it is applied, across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sluice._base.errors import DataError
+from sluice.runs.ledger import Ledger, LedgerHeader
+from sluice.mechanism.base import Promise
+
+
+class LedgerRecorder:
+    """Puts releases on record in a new ledger, or goes on with one that exists.
+
+    Args:
+        repeats_noise: whether a restored state repeats the noise (a seeded source), so that releases made again after a
+            restart are the ones on record and not new ones.
+
+    Guarantee:
+        Each release whose noise is fresh has a record of its own, also where a crash or a restart lost it.
+    """
+
+    def __init__(self, path: Path, *, header: LedgerHeader, repeats_noise: bool) -> None:
+        self._repeats_noise = repeats_noise
+        if path.exists():
+            self._ledger = Ledger.open(path)
+            if self._ledger.header.mechanism != header.mechanism:
+                self._ledger.close()
+                raise DataError(
+                    f"{path} is the ledger of another mechanism: give the arguments it began with, or another path."
+                )
+        else:
+            self._ledger = Ledger.create(path, header=header)
+        self.continue_from(0)
+
+    def continue_from(self, applied: int) -> int:
+        """Go on from a state that contains this many releases; how many more are on record and lost."""
+        self._record = self._ledger.resume(applied=applied, repeats_noise=self._repeats_noise)
+        return 0 if self._repeats_noise else self._ledger.spent - applied
+
+    def before_release(self, number: int) -> None:
+        self._record(number)
+
+    def close(self) -> None:
+        self._ledger.close()
+
+
+def one_after_the_other(*steps: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Call each of the given steps with the number of a release."""
+
+    def call(number: int) -> None:
+        for step in steps:
+            if step is not None:
+                step(number)
+
+    return call
+
+
+def ledger_header(
+    mechanism: Promise, *, delta: float, secure: bool, accountant: str, target_epsilon: float | None
+) -> LedgerHeader:
+    return LedgerHeader(
+        mechanism=mechanism.to_dict(),
+        delta=delta,
+        noise="secure" if secure else "seeded",
+        accountant=accountant,
+        target_epsilon=target_epsilon,
+    )

@@ -1,0 +1,117 @@
+"""What a run costs, recomputed from its ledger by a fresh accountant and from nothing else.
+
+A run is charged for all releases that its mechanism promises, however many were made: why it ended early may depend on
+what was released, or on the attempts that it took, and only the cost of the whole covers that (docs/accounting.md,
+sections 3.5 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dp_accounting import ComposedDpEvent
+
+from sluice._base import validate
+from sluice.accounting import create_accountant
+from sluice._base.errors import DataError, InputError
+from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
+from sluice.methods import promise_from_dict
+from sluice.mechanism.base import Claim, Promise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What one run, or several together, cost at ``delta``: all their planned releases, made or not.
+
+    ``epsilon`` is None exactly where nothing is proved for the mechanism; then there may be ``claims``.
+    """
+
+    delta: float
+    epsilon: float | None
+    claims: tuple[Claim, ...] = ()
+
+
+def mechanism_of(header: LedgerHeader) -> Promise:
+    """What the first line of a ledger promises."""
+    try:
+        return promise_from_dict(header.mechanism)
+    except (InputError, TypeError, OverflowError) as error:
+        raise DataError(f"the mechanism in the ledger's first line cannot be read: {error}") from error
+
+
+def spending(contents: LedgerContents, *, delta: float | None = None) -> Spending:
+    """What a run costs, at its own delta unless another is given.
+
+    Guarantee:
+        ``epsilon`` is an upper bound under adding or removing one record (docs/accounting.md) for all that the run
+        has released and may yet release, whenever and for whatever reason it stops; None where no proof covers
+        the mechanism.
+    """
+    return joint_spending([contents], delta=delta)
+
+
+def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None) -> Spending:
+    """What several runs on the same records cost together, by adaptive composition.
+
+    Guarantee:
+        As for :func:`spending`, for whoever sees all of the runs. One run without a proof leaves all without one.
+    """
+    target = _common_delta(runs) if delta is None else delta
+    validate.open_fraction(delta=target)
+    promises = [mechanism_of(run.header) for run in runs]
+    if len(runs) == 1:
+        return _single_spending(promises[0], runs[0], target)
+    if not all(promise.provable for promise in promises):
+        return Spending(delta=target, epsilon=None)
+    return Spending(delta=target, epsilon=_joint_epsilon(promises, runs, target))
+
+
+def _single_spending(promise: Promise, run: LedgerContents, delta: float) -> Spending:
+    epsilon = None
+    if promise.provable:
+        epsilon = promise.epsilon_after(promise.releases, delta=delta, accountant=run.header.accountant)
+    has_claims = epsilon is None or promise.claims_beside_proof
+    claims = promise.claims_after(promise.releases, delta=delta) if has_claims else ()
+    return Spending(delta=delta, epsilon=epsilon, claims=claims)
+
+
+def _joint_epsilon(promises: Sequence[Promise], runs: Sequence[LedgerContents], delta: float) -> float:
+    """By one accountant that reads all of them, else by basic composition with an equal share of delta for each."""
+    asked = {run.header.accountant for run in runs}
+    common = [
+        name
+        for name in ("pld", "rdp")
+        if all(promise.composable and name in promise.accountants for promise in promises)
+        and (name == "rdp" or asked == {"pld"})
+    ]
+    if not common:
+        share = delta / len(runs)
+        return sum(
+            promise.epsilon_after(promise.releases, delta=share, accountant=run.header.accountant)
+            for promise, run in zip(promises, runs, strict=True)
+        )
+    whole = ComposedDpEvent([promise.dp_event for promise in promises])
+    return float(create_accountant(common[0]).compose(whole).get_epsilon(delta))
+
+
+def epsilon_over_releases(
+    contents: LedgerContents, *, counts: Sequence[int], delta: float | None = None
+) -> list[float | None]:
+    """The epsilon (or None) of a run that was planned to stop after each of these numbers of releases.
+
+    It says nothing about a run with another plan that happened to stop there: that one costs what `spending` says.
+    """
+    mechanism, header = mechanism_of(contents.header), contents.header
+    if not mechanism.provable:
+        return [None for _ in counts]
+    target = header.delta if delta is None else delta
+    return [mechanism.epsilon_after(count, delta=target, accountant=header.accountant) for count in counts]
+
+
+def _common_delta(runs: Sequence[LedgerContents]) -> float:
+    deltas = sorted({run.header.delta for run in runs})
+    if len(deltas) != 1:
+        listed = ", ".join(str(delta) for delta in deltas)
+        raise InputError(f"delta is needed: the runs report at different ones ({listed}). Choose one with --delta.")
+    return deltas[0]

@@ -1,0 +1,116 @@
+"""What a run writes into ``public/``: test accuracy over releases, the model, the certificate, pictures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from safetensors.torch import save as encode_weights
+from torch import nn
+
+from sluice._base import codec as serial
+from sluice._base.errors import DataError, InputError
+from sluice.runs.ledger import Ledger, read_ledger
+from sluice.runs.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
+from sluice.runs.certificate import certified_head, write_certificate
+from sluice.runs.folder import RunFolder
+from sluice._base.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
+
+PICTURE = "accuracy.svg"
+
+_EPSILON_KEY = "epsilon_if_planned_to_stop_here"
+#: Its name in the files of earlier runs.
+_EARLIER_KEY = "epsilon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Accuracy on the public test records after a number of releases.
+
+    Attributes:
+        epsilon_if_planned_to_stop_here: what a run costs whose plan ends with this release; None where nothing is
+            proved. It is not what this run guarantees, not even if it stops here (`sluice.runs.privacy_spent`).
+    """
+
+    release: int
+    epsilon_if_planned_to_stop_here: float | None
+    test_accuracy: float
+
+
+class Publication:
+    """The public files of one run. Each is replaced as a whole.
+
+    Guarantee:
+        What is written depends on the released weights, on the ledger and on test records, and on nothing else.
+    """
+
+    def __init__(self, folder: RunFolder, *, delta: float) -> None:
+        self._folder = folder
+        self._delta = delta
+        self._evaluations = {each.release: each for each in read_evaluations(folder)}
+
+    def keep_up_to(self, release: int) -> None:
+        """Drop what was written after the checkpoint from which the run goes on."""
+        self._evaluations = {number: each for number, each in self._evaluations.items() if number <= release}
+
+    def has(self, release: int) -> bool:
+        """Whether the evaluation after this release is written."""
+        return release in self._evaluations
+
+    def add(self, evaluation: Evaluation) -> None:
+        self._evaluations[evaluation.release] = evaluation
+        lines = [json.dumps(asdict(each)) + "\n" for each in self._evaluations.values()]
+        write_atomically(self._folder.accuracy_path, "".join(lines).encode("ascii"), public=True)
+
+    def publish_model(self, model: nn.Module, ledger: Ledger) -> None:
+        """The weights as safetensors; their hash is on record, once, before the file is in place."""
+        weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+        content = encode_weights(weights)
+        name, digest = self._folder.weights_path.name, sha256_hex(content)
+        if read_ledger(ledger.path).published.get(name) != digest:
+            ledger.append_published(name, sha256=digest)
+        write_atomically(self._folder.weights_path, content, public=True)
+
+    def publish_certificate(self) -> None:
+        """The certificate, and test accuracy over epsilon as a picture where there is something to draw."""
+        points = [
+            AccuracyPoint(epsilon=each.epsilon_if_planned_to_stop_here, test_accuracy=each.test_accuracy)
+            for each in self._evaluations.values()
+            if each.epsilon_if_planned_to_stop_here is not None
+        ]
+        if points:
+            svg, png = accuracy_svg(points, delta=self._delta), accuracy_png(points, delta=self._delta)
+            write_atomically(self._folder.public / PICTURE, svg.encode("utf-8"), public=True)
+            write_atomically(self._folder.public / "accuracy.png", png, public=True)
+        write_certificate(self._folder)
+
+
+def read_evaluations(folder: RunFolder) -> list[Evaluation]:
+    """The evaluations that a run has published so far, by release."""
+    if not folder.accuracy_path.exists():
+        return []
+    found = []
+    for number, line in enumerate(read_bytes(folder.accuracy_path).splitlines(), start=1):
+        place = f"{folder.accuracy_path}, line {number}"
+        data = parse_json(line, what=place)
+        try:
+            if isinstance(data, dict) and _EARLIER_KEY in data:
+                data[_EPSILON_KEY] = data.pop(_EARLIER_KEY)
+            serial.require_keys(data, what="the line", required=("release", _EPSILON_KEY, "test_accuracy"))
+        except InputError as error:
+            raise DataError(f"{place}: {error}") from error
+        found.append(Evaluation(**data))
+    return sorted(found, key=lambda each: each.release)
+
+
+def is_published(folder: RunFolder) -> bool:
+    """Whether the run is over: the weights on record are in place, and a certificate of all that is on record too."""
+    contents = read_ledger(folder.ledger_path)
+    on_record = contents.published.get(folder.weights_path.name)
+    return (
+        on_record is not None
+        and folder.certificate_path.is_file()
+        and folder.weights_path.is_file()
+        and sha256_of_file(folder.weights_path) == on_record
+        and certified_head(folder) == contents.head
+    )

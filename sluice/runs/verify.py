@@ -1,0 +1,154 @@
+"""Check a run against itself: does everything in ``public/`` follow from the ledger?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice._base.errors import DataError, InputError, SluiceError
+from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
+from sluice._base.rounding import rounded_up
+from sluice.runs.folder import RunFolder
+from sluice.runs.privacy_spent import Spending, joint_spending, mechanism_of, spending
+from sluice._base.storage import sha256_of_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that holds or does not, in one line."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """All checks of one run, and what it costs; ``spent`` is None where the ledger cannot be read."""
+
+    run: str
+    checks: tuple[Check, ...]
+    contents: LedgerContents | None
+    spent: Spending | None
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+
+def verify_run(path: Path, *, delta: float | None = None) -> Verification:
+    """Check one run, reading only ``public/`` and changing nothing.
+
+    Guarantee:
+        Epsilon is recomputed from the ledger by a fresh accountant. If every check holds, configuration, released
+        files and certificate are those that the ledger speaks of. What it cannot notice is a forger who rewrites all
+        of them consistently; compare the ledger's head with a copy of it for that.
+    """
+    folder = RunFolder.look(path)
+    checks: list[Check] = []
+    contents: LedgerContents | None = None
+    spent: Spending | None = None
+    try:
+        contents = read_ledger(folder.ledger_path)
+        checks.append(Check(name="ledger", holds=True, detail=_ledger_summary(contents)))
+    except SluiceError as error:
+        checks.append(Check(name="ledger", holds=False, detail=str(error)))
+        return Verification(run=str(path), checks=tuple(checks), contents=None, spent=None)
+    try:
+        own, spent = spending(contents), spending(contents, delta=delta)
+    except DataError as error:
+        checks.append(Check(name="epsilon", holds=False, detail=str(error)))
+        return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=None)
+    checks.append(_budget_check(contents, own, spent))
+    checks.append(_configuration_check(folder, contents))
+    checks.extend(_file_checks(folder, contents))
+    checks.append(_guarded("certificate", lambda: _certificate_check(folder, contents, own)))
+    return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=spent)
+
+
+def verify_together(paths: Sequence[Path], *, delta: float | None = None) -> tuple[list[Verification], Spending | None]:
+    """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run."""
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < len(resolved):
+        raise InputError("RUN is not allowed twice: each run is counted once for each time that it was made.")
+    verifications = [verify_run(path, delta=delta) for path in paths]
+    readable = [each.contents for each in verifications if each.contents is not None and each.spent is not None]
+    if len(paths) < 2 or len(readable) < len(paths):
+        return verifications, None
+    return verifications, joint_spending(readable, delta=delta)
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except DataError as error:
+        return Check(name=name, holds=False, detail=str(error))
+
+
+def _ledger_summary(contents: LedgerContents) -> str:
+    header = contents.header
+    summary = f"{contents.spent:,} of {header.planned_releases:,} releases, chain whole, head {contents.head[:16]}"
+    if contents.recovered:
+        summary += f"; {contents.recovered} of them counted after a crash"
+    if contents.torn:
+        summary += "; the last line is torn" + (" and counted as spent" if contents.torn_release else "")
+    return summary
+
+
+def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> Check:
+    header = contents.header
+    if spent.epsilon is None or own.epsilon is None:
+        claims = "; ".join(
+            f"{claim.label}, {claim.reading} reading: {rounded_up(claim.value)}" for claim in spent.claims
+        )
+        return Check(name="epsilon", holds=True, detail=f"none is proved. {claims}".strip())
+    covered = f"for all {header.planned_releases:,} planned releases, recomputed from the ledger"
+    detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, {covered}"
+    if header.noise == "seeded":
+        detail += "; seeded noise: for experiments only"
+    if header.target_epsilon is None:
+        return Check(name="epsilon", holds=True, detail=detail)
+    holds = own.epsilon <= header.target_epsilon * (1 + TOLERANCE)
+    relation = "within" if holds else "ABOVE"
+    budget = f"{relation} the budget of {header.target_epsilon:g} at delta {header.delta:g}"
+    return Check(name="epsilon", holds=holds, detail=f"{detail}; {budget}")
+
+
+def _configuration_check(folder: RunFolder, contents: LedgerContents) -> Check:
+    if contents.header.configuration == folder.config_hash:
+        return Check(
+            name="configuration", holds=True, detail=f"config.json is the one in the ledger ({folder.config_hash[:16]})"
+        )
+    return Check(name="configuration", holds=False, detail="config.json is not the one that the ledger was begun with")
+
+
+def _file_checks(folder: RunFolder, contents: LedgerContents) -> list[Check]:
+    checks = []
+    for name, expected in sorted(contents.published.items()):
+        path = folder.public / name
+        if path.parent != folder.public or not path.is_file():
+            checks.append(Check(name=name, holds=False, detail="published according to the ledger, and missing"))
+        elif sha256_of_file(path) != expected:
+            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one in the ledger"))
+        else:
+            checks.append(Check(name=name, holds=True, detail=f"sha256 as in the ledger ({expected[:16]})"))
+    if folder.weights_path.name not in contents.published and folder.weights_path.exists():
+        detail = "present, but not in the ledger: nothing ties these weights to this ledger"
+        checks.append(Check(name=folder.weights_path.name, holds=False, detail=detail))
+    return checks
+
+
+def _certificate_check(folder: RunFolder, contents: LedgerContents, own: Spending) -> Check:
+    if not folder.certificate_path.exists():
+        finished = contents.spent == mechanism_of(contents.header).releases
+        detail = "none yet" + ("; make it with: sluice certificate RUN" if finished else ": the run is not finished")
+        return Check(name="certificate", holds=True, detail=detail)
+    recomputed = certificate_of(contents, configuration=folder.config_hash, spent=own)
+    problems = list(disagreements(read_certificate(folder), recomputed))
+    if not problems:
+        return Check(name="certificate", holds=True, detail="says what the ledger says")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    again = "; if nobody changed it, an earlier version wrote it: sluice certificate RUN writes it again"
+    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{again}")

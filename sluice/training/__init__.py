@@ -1,0 +1,1 @@
+"""What makes the releases: the engine, both loops, executors."""

@@ -1,0 +1,64 @@
+"""What users of the engine may leave open, filled in; what contradicts itself, refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+
+from sluice._base import validate
+from sluice._base.errors import InputError
+from sluice.mechanism.gates import ClippingBiasGate, Gate
+from sluice.mechanism.scaling import Clip, GlobalScaling, ScalingRule
+from sluice.randomness.sampling import exact_sample_rate
+
+
+def sample_rate_of(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:
+    """The rate that is given, or the loader's batch size over the number of records, exactly."""
+    if isinstance(source, DataLoader) and not isinstance(source.sampler, RandomSampler | SequentialSampler):
+        raise InputError(
+            f"data_loader samples by {type(source.sampler).__name__}, which Poisson sampling would replace. Give a "
+            "loader without a sampler of its own, and put weights or subsets into the data set."
+        )
+    if given is not None:
+        validate.fraction(sample_rate=given)
+        return float(given)
+    if not isinstance(source, DataLoader) or source.batch_size is None:
+        raise InputError("sample_rate=None is not allowed here: give a number in (0, 1], or a loader with batch_size.")
+    return exact_sample_rate(batch_size=source.batch_size, dataset_size=size)
+
+
+def total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> int:
+    """The number of releases, of which one of the two arguments tells."""
+    if (releases is None) == (epochs is None):
+        raise InputError(f"releases={releases}, epochs={epochs} is not allowed: give exactly one of the two.")
+    if epochs is not None:
+        validate.positive_integer(epochs=epochs)
+        return epochs * per_epoch
+    validate.positive_integer(releases=releases)
+    assert releases is not None
+    return releases
+
+
+def scaling_with(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
+    """The rule with the bound that is given beside it; None clips."""
+    validate.positive(max_grad_norm=max_grad_norm)
+    if scaling is None:
+        return Clip(max_grad_norm=max_grad_norm)
+    if scaling.max_grad_norm not in (1.0, max_grad_norm):
+        raise InputError(
+            f"scaling.max_grad_norm={scaling.max_grad_norm} contradicts max_grad_norm={max_grad_norm}: give one of them, "
+            "or the same number twice."
+        )
+    return replace(scaling, max_grad_norm=max_grad_norm)
+
+
+def gate_with(
+    gate: Gate | None, *, scaling: ScalingRule | None, max_grad_norm: float, expected_batch_size: float
+) -> Gate | None:
+    """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""
+    if isinstance(gate, ClippingBiasGate):
+        bound = scaling.bound if isinstance(scaling, GlobalScaling) else max_grad_norm
+        return gate.for_batches_of(expected_batch_size, small_norm=bound)
+    return gate

@@ -1,0 +1,104 @@
+"""Reading the records that a sample names, in pieces that bound the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Sampler as TorchSampler
+
+from sluice._base.errors import InputError
+
+
+class _NamedRecords(TorchSampler[list[int]]):
+    """The batch sampler of a `DataLoader` that reads just what was named last."""
+
+    def __init__(self) -> None:
+        self.pieces: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+class Batches:
+    """Batches of a map-style data set by index.
+
+    A data set with a method ``batch(indices)`` and a ``TensorDataset`` are indexed at once; any other is read record
+    by record, by the workers and with the ``collate_fn`` of the loader it came in.
+
+    Args:
+        source: a `DataLoader`, whose own sampling and batch size are not used, or a map-style data set.
+    """
+
+    def __init__(self, source: DataLoader[Any] | Dataset[Any]) -> None:
+        dataset = source.dataset if isinstance(source, DataLoader) else source
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise InputError(
+                f"data_loader holds a {type(dataset).__name__}, which cannot be sampled by index. Poisson sampling needs "
+                "a map-style data set with __len__ and __getitem__."
+            )
+        self.dataset = dataset
+        self.size = len(dataset)
+        if self.size == 0:
+            raise InputError("data_loader holds an empty data set: at least one record is needed.")
+        self._named = _NamedRecords()
+        self._reader: DataLoader[Any] | None = None
+        if not (hasattr(dataset, "batch") or isinstance(dataset, TensorDataset)):
+            self._reader = self._make_reader(source)
+
+    def _make_reader(self, source: DataLoader[Any] | Dataset[Any]) -> DataLoader[Any]:
+        if not isinstance(source, DataLoader):
+            return DataLoader(source, batch_sampler=self._named)
+        return DataLoader(
+            source.dataset,
+            batch_sampler=self._named,
+            num_workers=source.num_workers,
+            collate_fn=source.collate_fn,
+            pin_memory=source.pin_memory,
+            worker_init_fn=source.worker_init_fn,
+            multiprocessing_context=source.multiprocessing_context,
+            persistent_workers=source.num_workers > 0,
+        )
+
+    def pieces(self, indices: Tensor, size: int) -> Iterator[Any]:
+        """The named records in pieces of at most ``size``; nothing at all for an empty sample."""
+        parts = indices.split(size) if len(indices) else ()
+        if self._reader is not None:
+            self._named.pieces = [part.tolist() for part in parts]
+            yield from self._reader if parts else ()
+            return
+        for part in parts:
+            yield self._at_once(part)
+
+    def _at_once(self, indices: Tensor) -> Any:
+        if isinstance(self.dataset, TensorDataset):
+            return tuple(tensor[indices] for tensor in self.dataset.tensors)
+        return self.dataset.batch(indices)  # type: ignore[attr-defined]
+
+
+def split_pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as (inputs of the model, target of the loss): the last entry is the target."""
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
+        return inputs, batch[-1]
+    raise InputError(
+        f"A record of the data set is a {type(batch).__name__}; it must be (inputs..., target) for this way of training. "
+        "Use the ordinary loop over the loader for other shapes."
+    )
+
+
+def rows_in(batch: Any) -> int:
+    """How many records a batch holds."""
+    from sluice.gradients.trees import tensors_in
+
+    for tensor in tensors_in(batch):
+        return int(tensor.shape[0])
+    raise InputError("A batch holds no tensor: the data set must give tensors.")
+
+
+__all__ = ["Batches", "rows_in", "split_pair"]

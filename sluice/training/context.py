@@ -1,0 +1,151 @@
+"""What a procedure works with: records by index, their gradients and losses, the weights, and randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice.gradients import Chunk, PerSampleGradients
+from sluice.gradients.costs import fixed_rows
+from sluice.gradients.trees import apply, batch_size, padded
+from sluice.mechanism.rounding_error import BLOCK_ROWS, sum_error
+from sluice.randomness.noise import NoiseSource
+from sluice.training.batches import Batches, split_pair
+from sluice.training.weights import Updates
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """The model, the optimizer and the data of one run.
+
+    Attributes:
+        before_release: called with the number of a release before it is applied: the ledger's place.
+        piece_size: so many records at most are read at once.
+        loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
+    """
+
+    gradients: PerSampleGradients
+    batches: Batches
+    updates: Updates
+    noise: NoiseSource
+    piece_size: int
+    before_release: Callable[[int], None]
+    loop_batch: float = 0.0
+
+    @property
+    def dataset_size(self) -> int:
+        return self.batches.size
+
+    @property
+    def module(self) -> nn.Module:
+        return self.gradients.module
+
+    def raw_sum(self) -> RawSum:
+        """An empty sum of gradients."""
+        return RawSum(self.gradients.zeros)
+
+    @property
+    def sum_error(self) -> float:
+        """How far rounding may take a `RawSum` from the exact one, over the bound on a record's contribution."""
+        rows = max(self.gradients.chunk_rows, self.loop_rows if self.loop_batch else 0)
+        return sum_error(chunk_rows=rows, ordinary_loop_batch=self.loop_batch)
+
+    @property
+    def loop_rows(self) -> int:
+        """How many rows each forward pass of the user's own loop has."""
+        return fixed_rows(self.loop_batch, most=self.piece_size)
+
+    def chunks(self, indices: Tensor, loss: Loss) -> Iterator[Chunk]:
+        """Per-sample gradients of the named records in random order, chunk by chunk.
+
+        Guarantee:
+            Chunks have one fixed shape and records stand in them at random: one record more or less changes two of them
+            (`sluice.mechanism.rounding_error`).
+        """
+        rows = self.gradients.chunk_rows
+        size = max(self.piece_size // rows * rows, min(rows, self.piece_size))
+        for x, y in self.pairs(self.noise.random_order(indices), size=size):
+            yield from self.gradients.chunks(x, y, loss)
+
+    def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """The named records as (inputs, target), in pieces."""
+        for piece in self.batches.pieces(indices, size or self.piece_size):
+            yield split_pair(piece)
+
+    def raw_losses(self, indices: Tensor, loss: Loss) -> Tensor:
+        """The loss of each named record at the present weights, in float64, dropout off.
+
+        Guarantee:
+            Sensitive: un-noised values of the training data. Entry i depends on record i and the weights alone, bit for
+            bit: all forward passes have one shape.
+        """
+        parts = [torch.zeros(0, dtype=torch.float64)]
+        with torch.no_grad(), evaluating(self.module):
+            for x, y in self.pairs(indices):
+                rows = batch_size(y)
+                x, y = padded((x, y), self.piece_size)
+                output = apply(self.module, self.gradients.arranged(x))
+                each = torch.func.vmap(lambda out, target: loss(out.unsqueeze(0), target.unsqueeze(0)).sum())
+                parts.append(each(output, y)[:rows].double().cpu())
+        return torch.cat(parts)
+
+    def apply(self, released: Mapping[str, Tensor]) -> None:
+        """Update the weights with a released gradient."""
+        self.updates.apply(released)
+
+
+class RawSum:
+    """A weighted sum of gradients over the records of one batch: in float32 within blocks, in float64 across them.
+
+    Sensitive until noise is added.
+    """
+
+    def __init__(self, zeros: Callable[[], dict[str, Tensor]]) -> None:
+        self._block = zeros()
+        self._rows = 0
+        self._total: dict[str, Tensor] | None = None
+
+    def add(self, chunk: Chunk, weights: Tensor) -> None:
+        """Add the gradients of a chunk, each times its weight."""
+        if self._rows >= BLOCK_ROWS:
+            self._fold()
+            for part in self._block.values():
+                part.zero_()
+        chunk.add_weighted_sum(weights, into=self._block)
+        self._rows += len(chunk)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sum, by parameter. Nothing may be added afterwards."""
+        if self._total is None:
+            return self._block
+        self._fold()
+        return self._total
+
+    def _fold(self) -> None:
+        if self._total is None:
+            self._total = {name: torch.zeros_like(part, dtype=torch.float64) for name, part in self._block.items()}
+        for name, part in self._block.items():
+            self._total[name] += part
+        self._rows = 0
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; every submodule gets its own mode back."""
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, was in training.items():
+            part.training = was
+
+
+__all__ = ["Loss", "RawSum", "Workbench", "evaluating"]

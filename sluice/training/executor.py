@@ -1,0 +1,178 @@
+"""The one shape of everything that makes releases: prepared without a trace, logged, and only then applied."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from sluice._base.errors import InputError
+from sluice._base.interrupts import uninterrupted
+from sluice.randomness.model_state import ModelRandomness
+
+if TYPE_CHECKING:
+    from sluice.training.context import Loss, Workbench
+
+T = TypeVar("T")
+
+
+@dataclass
+class PrivateTrace:
+    """What must never be published: one row for each release that was made. Kept for the developer's own eyes."""
+
+    attempts: list[int] = field(default_factory=list)
+    measured: list[int] = field(default_factory=list)
+    metrics: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft(Generic[T]):
+    """A release that is ready to be logged. Sensitive: it holds un-noised values.
+
+    Attributes:
+        content: what the method needs to apply it.
+        attempts, measured, metric: for the private trace.
+    """
+
+    content: T
+    measured: int
+    attempts: int = 1
+    metric: float = 0.0
+
+
+class Procedure(ABC, Generic[T]):
+    """Makes the releases of one promise, one at a time.
+
+    Every release has three stages, and a method says what happens in the first and in the last:
+
+    | stage | what it may do | if it is interrupted |
+    |---|---|---|
+    | `prepare` | sample, measure, decide; put back whatever it tries out | nothing has changed: the release is prepared anew, with fresh draws |
+    | logging | count the release as spent, write it to the ledger | the release is lost: spent, never made, its turn skipped |
+    | `apply` | add noise, change weights and the method's state | cannot be by a signal, which waits; after an exception the procedure refuses to go on until a state is loaded |
+
+    Guarantee:
+        What a later release depends on (weights, optimizer, the method's state) changes in `apply` alone, so after the
+        release is counted and logged. The number of the next release, `spent`, is the only clock: whatever goes by turns
+        (batches of the matrix mechanism, rows of its noise) reads it and cannot fall out of step.
+
+    Attributes:
+        released: updates that the weights contain.
+        lost: releases that were logged and never applied; they count as spent.
+        trace: sensitive.
+    """
+
+    def __init__(self, *, releases: int, bench: Workbench) -> None:
+        self.bench = bench
+        self.noise = bench.noise
+        self.trace = PrivateTrace()
+        self.released = 0
+        self.lost = 0
+        self._releases = releases
+        self._lost_before = 0
+        self._applying = False
+
+    @property
+    def spent(self) -> int:
+        """Releases that are charged: those made, and those that were lost after they were logged."""
+        return self.released + self.lost
+
+    @property
+    def done(self) -> bool:
+        """Whether the last release has been made."""
+        return self.spent >= self._releases
+
+    @abstractmethod
+    def prepare(self, loss: Loss) -> Draft[T]:
+        """Sample, measure and decide for the next release, however many attempts it takes.
+
+        Guarantee:
+            Weights, optimizer state and everything in `own_state` are bit for bit what they were, also where this ends
+            by an exception.
+        """
+
+    @abstractmethod
+    def apply(self, content: T) -> None:
+        """Make a release that has just been logged: noise, the method's state, weights."""
+
+    def catch_up(self) -> None:
+        """Bring the method's state past releases that were lost. Called before each release; must be idempotent."""
+        return
+
+    @final
+    def make_release(self, loss: Loss) -> None:
+        """Make the next release."""
+        self.require_more()
+        self.bench.updates.check_untouched()
+        with ModelRandomness(self.noise):
+            self.commit(self.prepare(loss))
+
+    @final
+    def commit(self, draft: Draft[T]) -> None:
+        """Log a release, then apply it."""
+        self.require_more()
+        with uninterrupted():
+            number = self.spent - self._lost_before + 1
+            self.lost += 1  # spent from here on, and lost until it is applied
+            try:
+                self.bench.before_release(number)
+            except BaseException:
+                self.catch_up()
+                raise
+            self._applying = True
+            self.apply(draft.content)
+            self.released += 1
+            self.lost -= 1
+            self._applying = False
+            self.trace.attempts.append(draft.attempts)
+            self.trace.measured.append(draft.measured)
+            self.trace.metrics.append(draft.metric)
+
+    def require_more(self) -> None:
+        """Refuse a release that was not promised, or that would follow one that was left half applied."""
+        if self._applying:
+            raise InputError(
+                f"release {self.spent} was interrupted while it was being applied, so weights and state may be half "
+                "updated. It is charged. Load the last checkpoint, or start a new run."
+            )
+        self.catch_up()
+        if self.done:
+            raise InputError(
+                f"all releases={self._releases} of this run are made: more would exceed the budget. "
+                "Start a run with more releases, calibrated for them."
+            )
+
+    def begin_after(self, lost: int) -> None:
+        """Begin a run whose ledger has this many releases already, none of which is in the weights."""
+        self.lost = self._lost_before = lost
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep between two releases. Sensitive."""
+        return {"released": self.released, "noise": self.noise.state_dict(), **self.own_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
+        """Continue from a checkpoint; ``lost`` releases after it are logged and gone.
+
+        Guarantee:
+            Releases that this very procedure has logged beyond the checkpoint stay charged, whatever ``lost`` says,
+            unless the noise is seeded and they will come out as before.
+        """
+        logged = self.spent if self.noise.secure else 0
+        self.released = state["released"]
+        self.lost = self._lost_before = max(lost, logged - self.released)
+        self._applying = False
+        self.noise.load_state_dict(state["noise"])
+        self.load_own_state(state)
+        self.catch_up()
+
+    def own_state(self) -> dict[str, Any]:
+        """What the method keeps from release to release, beside the count and the noise."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `own_state`. Called after the count is restored."""
+        return
+
+
+__all__ = ["Draft", "PrivateTrace", "Procedure"]

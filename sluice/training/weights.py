@@ -1,0 +1,209 @@
+"""The optimizer of the ordinary loop: its ``step()`` releases an update, or forgets the attempt."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sluice._base.errors import InputError
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Updates:
+    """Applies released gradients through the user's own optimizer and watches that nothing else changes weights.
+
+    Args:
+        optimizer: the user's optimizer over the module's trainable parameters.
+        lr_scheduler: advanced by one with every release.
+        after_release: called when an update has been applied (averaging of weights has its place here).
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        lr_scheduler: LRScheduler | None = None,
+        after_release: Callable[[], None] | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self._before_trial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._after_release = after_release
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for name, p in self._parameters.items() if id(p) not in held]
+        if missing:
+            raise InputError(
+                f"the optimizer does not hold the trainable parameters {', '.join(missing[:5])}: make it from "
+                "module.parameters(), or set requires_grad=False on what is not to be trained."
+            )
+        foreign = len(held - {id(p) for p in module.parameters()})
+        if foreign:
+            raise InputError(
+                f"the optimizer holds {foreign} parameters that are not the module's: they would be trained without "
+                "privacy. Make the optimizer from module.parameters()."
+            )
+        self.remember()
+
+    def apply(self, released: Mapping[str, Tensor]) -> None:
+        """One step of the user's optimizer with a released gradient: post-processing of what is already public."""
+        self.step(released)
+        self.keep()
+
+    @contextmanager
+    def trial(self) -> Iterator[dict[str, Tensor]]:
+        """The trained parameters by name, which may be set, or stepped by `step`, inside the block, and come back.
+
+        Guarantee:
+            Afterwards weights and all of the optimizer's state are bit for bit as before, also where the block ends by
+            an exception. If even that is interrupted, `put_back` ends it before anything else looks at the weights.
+        """
+        self._before_trial = self.weights(), copy.deepcopy(self.optimizer.state_dict())
+        try:
+            yield dict(self._parameters)
+        finally:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Undo a trial that was interrupted before it could undo itself."""
+        if self._before_trial is not None:
+            weights, state = self._before_trial
+            self._set(weights)
+            self.optimizer.load_state_dict(state)
+            self.remember()
+            self._before_trial = None
+
+    def move(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the weights as a release says, past the optimizer; schedule and average advance as with `apply`."""
+        self._set(weights)
+        self.keep()
+
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(weights[name])
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the weights that are trained, by name."""
+        return {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    def step(self, gradient: Mapping[str, Tensor]) -> None:
+        """The optimizer's step alone; `keep` ends the release that one or more of them belong to."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradient[name].to(dtype=parameter.dtype, device=parameter.device)
+        self.optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def keep(self) -> None:
+        """Take the present weights as released: schedule and average advance."""
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        if self._after_release is not None:
+            self._after_release()
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the present weights as those that the last release left."""
+        self._weights = {name: _digest(p) for name, p in self._parameters.items()}
+        self._settings: list[dict[str, Any]] | None = None
+
+    def nothing_released(self) -> None:
+        """Note that a step ended without a release: settings may not move before the next one."""
+        self._settings = self._hyper_parameters()
+
+    def check_untouched(self) -> None:
+        """Refuse to go on if something other than a release changed weights or settings since the last one."""
+        self.put_back()
+        for name, parameter in self._parameters.items():
+            if _digest(parameter) != self._weights[name]:
+                raise InputError(
+                    f"parameter '{name}' was changed by hand since the last release, so what is released next would "
+                    "not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
+                    "if the change did not depend on the private data."
+                )
+
+    def check_settings(self) -> None:
+        """Refuse learning rates that moved though nothing was released."""
+        if self._settings is not None and self._hyper_parameters() != self._settings:
+            raise InputError(
+                "the learning rate (or another setting of the optimizer) changed though nothing was released: an "
+                "attempt was forgotten, or a batch is not complete yet. Pass the scheduler to "
+                "make_private(lr_scheduler=...), which advances it by release."
+            )
+
+    def _hyper_parameters(self) -> list[dict[str, Any]]:
+        return [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+
+
+def _digest(parameter: Tensor) -> tuple[int, int]:
+    """A number that changes when the weights do, also behind autograd's back (``p.data``); it costs one reading."""
+    bits = parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()])
+    return parameter._version, int(bits.sum(dtype=torch.int64))
+
+
+class PrivateOptimizer(Optimizer):
+    """Stands in for the user's optimizer in the ordinary loop.
+
+    ``step()`` consumes the backward pass that was just made. With the last piece of a batch it decides: the update is
+    applied through the user's optimizer, or the attempt is forgotten and weights, optimizer state and learning rate
+    stay bit for bit what they were. Like PyTorch's it returns None either way; which of the two happened is sensitive.
+    """
+
+    def __init__(self, updates: Updates, *, consume: Callable[[], None]) -> None:
+        # Optimizer.__init__ is not called: groups, state and defaults are those of the user's optimizer.
+        self._updates = updates
+        self._consume = consume
+
+    @property
+    def original_optimizer(self) -> Optimizer:
+        return self._updates.optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self._updates.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._updates.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self._updates.optimizer.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._updates.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._updates.optimizer.load_state_dict(dict(state_dict))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._updates.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise InputError("a parameter group cannot be added to a private optimizer: call make_private again with it.")
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise InputError(
+                "step(closure) is not allowed: a closure would look at the data more often than is accounted for. Call "
+                "loss.backward() and then step()."
+            )
+        self._consume()
+
+    def __repr__(self) -> str:
+        return f"PrivateOptimizer({self._updates.optimizer!r})"
+
+
+__all__ = ["PrivateOptimizer", "Updates"]
