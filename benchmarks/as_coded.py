@@ -29,10 +29,10 @@ from sluice.accounting.claims import claimed_account
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import accuracy
 from sluice.experiments.settings import default_settings
+from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.scaling import MARGIN, ScalingRule
 from sluice.models import create_model
 from sluice.randomness.noise import NoiseSource
-from sluice.training.attempt import Attempt, ReferenceState
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "as-coded"
 SIGMA, BATCH, RELEASES, BOUND, DELTA = 2.5, 916, 563, 8.0, 1e-5

@@ -9,22 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sluice.mechanism.base import Mechanism
     from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
     from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
-    from sluice.mechanism.selective_release import Mechanism
+    from sluice.mechanism.selective_release import SelectiveRelease
     from sluice.training.engine import PrivacyEngine
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Clip": "scaling",
-    "ClippingBiasGate": "gate",
-    "CoinGate": "gate",
-    "Gate": "gate",
-    "GlobalScaling": "scaling",
-    "Mechanism": "mechanism",
-    "Normalise": "scaling",
-    "PrivacyEngine": "engine",
+    "Clip": "mechanism.scaling",
+    "ClippingBiasGate": "mechanism.gates",
+    "CoinGate": "mechanism.gates",
+    "Gate": "mechanism.gates",
+    "GlobalScaling": "mechanism.scaling",
+    "Mechanism": "mechanism.base",
+    "Normalise": "mechanism.scaling",
+    "PrivacyEngine": "training.engine",
+    "SelectiveRelease": "mechanism.selective_release",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Mechanism",
     "Normalise",
     "PrivacyEngine",
+    "SelectiveRelease",
     "__version__",
 ]
 

@@ -30,7 +30,7 @@ from sluice.experiments.settings import settings_from
 from sluice.runs.accuracy import AccuracyPoint
 from sluice.runs.folder import public_files as publication
 from sluice.runs.ledger_entries import LedgerContents
-from sluice.training.weights import Updates
+from sluice.training.weights import WeightUpdater
 
 
 def fake_pictures() -> None:
@@ -50,15 +50,15 @@ def fake_pictures() -> None:
 
 def log_updates(log: str) -> None:
     """Note each update before it is applied: its number and what was released."""
-    original = Updates.apply
+    original = WeightUpdater.apply
 
-    def apply(self: Updates, released: Mapping[str, Tensor]) -> None:
+    def apply(self: WeightUpdater, released: Mapping[str, Tensor]) -> None:
         digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in released.values())).hexdigest()
         with open(log, "a") as stream:
             stream.write(f"{digest}\n")
         original(self, released)
 
-    Updates.apply = apply
+    WeightUpdater.apply = apply
 
 
 class Countdown:
@@ -109,7 +109,7 @@ def watch_everything(countdown: Countdown) -> None:
         (os, "replace"),
         (os, "unlink"),
         (Path, "write_bytes"),
-        (Updates, "apply"),
+        (WeightUpdater, "apply"),
         (training, "planned_mechanism"),
         (training, "accuracy"),
         (sluice.runs.certificate, "spending"),

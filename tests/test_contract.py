@@ -22,16 +22,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from sluice.accounting.matrix.strategy import BandedToeplitz
 from sluice.experiments.run import selective_release as release_module
 from sluice.gradients import PerSampleGradients
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.mechanism.selective_release import gates as gate_module
-from sluice.methods import dpagd_descent, dpis_release, dpsur
 from sluice.methods.dpagd import AdaptiveBudget
-from sluice.methods.dpagd_descent import LOSS_PARTS
+from sluice.methods.dpagd import execution as dpagd_descent
+from sluice.methods.dpagd.execution import LOSS_PARTS
 from sluice.methods.dpis import ImportanceSampling
+from sluice.methods.dpis import execution as dpis_release
 from sluice.methods.dpsur import DpsurMechanism
+from sluice.methods.dpsur import execution as dpsur
 from sluice.methods.matrix import MatrixMechanism
 from sluice.randomness.model_state import correlated as matrix_noise
 from sluice.randomness.model_state import grouped_sampling as batches_module
@@ -229,13 +231,13 @@ def gate_for(model: str, neighbours: Neighbours) -> ClippingBiasGate:
     return gate.for_batches_of(SIZE, small_norm=small)
 
 
-def selective(rule: ScalingRule, gate: ClippingBiasGate | None) -> Mechanism:
-    return Mechanism(
+def selective(rule: ScalingRule, gate: ClippingBiasGate | None) -> SelectiveRelease:
+    return SelectiveRelease(
         sample_rate=0.5, expected_batch_size=float(SIZE), scaling=rule, noise_multiplier=2.0, releases=1, gate=gate
     )
 
 
-PROMISES: dict[str, Promise] = {
+PROMISES: dict[str, Mechanism] = {
     "dpsur": DpsurMechanism(
         sample_rate=0.5,
         expected_batch_size=float(SIZE),
@@ -289,7 +291,7 @@ PROMISES: dict[str, Promise] = {
 }
 
 
-def release_once(promise: Promise, model: str, neighbours: Neighbours, *, with_z: bool) -> None:
+def release_once(promise: Mechanism, model: str, neighbours: Neighbours, *, with_z: bool) -> None:
     module = built(model)
     engine = PrivacyEngine(seed=0)
     engine.noise = Everybody(len(neighbours.y), with_z=with_z)
@@ -303,7 +305,7 @@ def release_once(promise: Promise, model: str, neighbours: Neighbours, *, with_z
     next(engine.releases(F.cross_entropy))
 
 
-def loop_once(mechanism: Mechanism, model: str, neighbours: Neighbours, *, with_z: bool) -> None:
+def loop_once(mechanism: SelectiveRelease, model: str, neighbours: Neighbours, *, with_z: bool) -> None:
     module = built(model)
     engine = PrivacyEngine(seed=0)
     engine.noise = Everybody(len(neighbours.y), with_z=with_z)
@@ -329,7 +331,7 @@ def loop_once(mechanism: Mechanism, model: str, neighbours: Neighbours, *, with_
 Once = Callable[..., None]
 
 
-def measured(once: Once, promise: Promise, model: str, neighbours: Neighbours, entries: list[Entry]) -> None:
+def measured(once: Once, promise: Mechanism, model: str, neighbours: Neighbours, entries: list[Entry]) -> None:
     found = []
     for with_z in (False, True):
         entries.clear()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from sluice._base.errors import SluiceError
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import GlobalScaling
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.runs.certificate import build_certificate, disagreements, read_certificate
 from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
 from sluice.runs.folder import RunFolder
@@ -63,8 +63,8 @@ def both(check: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> tu
 
 
 @functools.cache
-def mechanism() -> Mechanism:
-    return Mechanism(
+def mechanism() -> SelectiveRelease:
+    return SelectiveRelease(
         sample_rate=0.1,
         expected_batch_size=10.0,
         scaling=GlobalScaling(bound=2.0),

@@ -14,10 +14,10 @@ from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.mechanism.gate_codec import StatedGate, gate_from_dict, gate_to_dict
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 
 GATE = ClippingBiasGate(gate_noise=2.5, reference_noise=10.0, small_norm=8.0)
-PLAIN = Mechanism(
+PLAIN = SelectiveRelease(
     sample_rate=0.01, expected_batch_size=600.0, scaling=Clip(max_grad_norm=1.0), noise_multiplier=1.5, releases=100
 )
 SELECTIVE = replace(PLAIN, gate=GATE, scaling=GlobalScaling(bound=8.0))
@@ -51,7 +51,7 @@ def test_round_trip_through_json(rate, noise, gate_noise, reference):
     gate = replace(GATE, gate_noise=gate_noise, reference_noise=reference, max_attempts=1000)
     for chosen in (None, gate, CoinGate(probability=0.4)):
         mechanism = replace(PLAIN, sample_rate=rate, noise_multiplier=noise, gate=chosen, preparation=(4.0,))
-        again = Mechanism.from_dict(json.loads(json.dumps(mechanism.to_dict(), allow_nan=False)))
+        again = SelectiveRelease.from_dict(json.loads(json.dumps(mechanism.to_dict(), allow_nan=False)))
         assert again == mechanism
         assert again.dp_event == mechanism.dp_event
 
@@ -88,8 +88,8 @@ def test_bad_values_are_refused(change, message):
 
 def test_unknown_keys_and_gates_are_refused():
     with pytest.raises(InputError, match="unknown keys seed"):
-        Mechanism.from_dict({**PLAIN.to_dict(), "seed": 1})
+        SelectiveRelease.from_dict({**PLAIN.to_dict(), "seed": 1})
     with pytest.raises(InputError, match="gate='open' is not allowed"):
-        Mechanism.from_dict({**PLAIN.to_dict(), "gate": {"gate": "open"}})
+        SelectiveRelease.from_dict({**PLAIN.to_dict(), "gate": {"gate": "open"}})
     with pytest.raises(InputError, match="releases=101 is not allowed"):
         PLAIN.event_after(101)

@@ -18,10 +18,10 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
+from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.randomness.noise import NoiseSource, SeededNoise, noisy_sum
 from sluice.randomness.sampling import PoissonSampler
-from sluice.training.attempt import Attempt, ReferenceState
 
 ALPHA = 1e-4
 NOISE_MULTIPLIER = 0.3

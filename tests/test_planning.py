@@ -8,21 +8,20 @@ from scipy.stats import norm
 
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
-from sluice.experiments.planning import privacy_figures
 from sluice.experiments.settings import settings_from
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods import planned_mechanism
 
 SIZE = 1437
 
 
-def planned(**overrides: object) -> Mechanism:
+def planned(**overrides: object) -> SelectiveRelease:
     return planned_mechanism(settings_from({"releases": 40, **overrides}), dataset_size=SIZE)
 
 
-def epsilon(mechanism: Mechanism, accountant: str = "pld", delta: float = 1e-5) -> float:
+def epsilon(mechanism: SelectiveRelease, accountant: str = "pld", delta: float = 1e-5) -> float:
     return float(create_accountant(accountant).compose(mechanism.dp_event).get_epsilon(delta))
 
 
@@ -99,14 +98,14 @@ def test_a_cap_on_attempts_that_costs_more_than_delta_is_refused_before_training
 def test_a_hidden_reference_proves_nothing():
     mechanism = planned(hidden_reference=True, noise_multiplier=1.0)
     assert not mechanism.provable
-    figures = privacy_figures(mechanism, delta=1e-5)
+    figures = mechanism.report(delta=1e-5)
     assert [figure.accountant for figure in figures] == ["claimed (paper)", "claimed (paper)"]
     assert not any(figure.guaranteed for figure in figures)
 
 
 def test_the_figures_are_those_of_the_accountants():
     mechanism = planned(noise_multiplier=2.0)
-    pld, renyi, claimed, _ = privacy_figures(mechanism, delta=1e-5)
+    pld, renyi, claimed, _ = mechanism.report(delta=1e-5)
     assert pld.value == epsilon(mechanism)
     assert renyi.value == epsilon(mechanism, "rdp")
     assert pld.value <= renyi.value
@@ -116,7 +115,7 @@ def test_the_figures_are_those_of_the_accountants():
 
 def test_plain_dp_sgd_costs_what_dp_accounting_says():
     mechanism = planned(method="dpsgd", noise_multiplier=2.0)
-    pld, renyi = privacy_figures(mechanism, delta=1e-5)
+    pld, renyi = mechanism.report(delta=1e-5)
     assert pld.guaranteed
     known = rdp.RdpAccountant().compose(mechanism.dp_event).get_epsilon(1e-5)
     assert renyi.value == pytest.approx(known, rel=0.02)

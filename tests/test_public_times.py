@@ -16,7 +16,7 @@ from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.mechanism.scaling import Clip
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.runs.certificate import write_certificate
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader
@@ -86,7 +86,7 @@ def test_a_torn_ledger_is_restored_without_a_time(digits, tmp_path):
 
 
 def test_a_ledger_of_its_own_shows_no_time_and_its_folder_is_left_alone(tmp_path, monkeypatch):
-    mechanism = Mechanism(
+    mechanism = SelectiveRelease(
         sample_rate=0.1, expected_batch_size=10, scaling=Clip(max_grad_norm=1.0), noise_multiplier=1.0, releases=9
     )
     path = tmp_path / "ledger.jsonl"

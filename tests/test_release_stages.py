@@ -19,10 +19,10 @@ import sluice
 from sluice._base.errors import InputError
 from sluice._base.interrupts import DelayedInterrupt, uninterrupted
 from sluice.accounting.matrix.strategy import BandedToeplitz
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import Clip
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.dpagd import AdaptiveBudget
 from sluice.methods.dpis import ImportanceSampling
 from sluice.methods.dpsur import DpsurMechanism
@@ -44,7 +44,7 @@ MATRIX = MatrixMechanism(
     noise_multiplier=2.0,
     releases=RELEASES,
 )
-SELECTIVE = Mechanism(
+SELECTIVE = SelectiveRelease(
     sample_rate=0.5,
     expected_batch_size=20.0,
     scaling=Clip(),
@@ -52,9 +52,9 @@ SELECTIVE = Mechanism(
     releases=RELEASES,
     gate=GATE,
 )
-PROMISES: dict[str, Promise] = {
+PROMISES: dict[str, Mechanism] = {
     "dpsr-cg": SELECTIVE,
-    "dpsgd": Mechanism(
+    "dpsgd": SelectiveRelease(
         sample_rate=0.5, expected_batch_size=20.0, scaling=Clip(), noise_multiplier=2.0, releases=RELEASES
     ),
     "dpsur": DpsurMechanism(
@@ -105,7 +105,7 @@ PROMISES: dict[str, Promise] = {
 class Run:
     """A small run with secure noise, momentum, and a note of every release that was logged."""
 
-    def __init__(self, promise: Promise) -> None:
+    def __init__(self, promise: Mechanism) -> None:
         generator = torch.Generator().manual_seed(0)
         x, y = torch.randn(SIZE, 4, generator=generator), torch.arange(SIZE) % 3
         self.model = nn.Linear(4, 3)

@@ -192,10 +192,10 @@ def test_data_in_batches_is_hashed_by_value():
 
 def test_changed_data_is_refused_and_the_fingerprint_stays_private(tmp_path):
     with RunFolder.create(tmp_path / "run", config=CONFIG) as folder:
-        folder.check_data(Plain(RECORDS))
-        folder.check_data(Plain(RECORDS))
+        folder.check_data(fingerprint(Plain(RECORDS)))
+        folder.check_data(fingerprint(Plain(RECORDS)))
         with pytest.raises(DataError, match="training data is not what") as refusal:
-            folder.check_data(Plain(RECORDS[1:]))
+            folder.check_data(fingerprint(Plain(RECORDS[1:])))
         known = fingerprint(Plain(RECORDS))
         assert known not in str(refusal.value)
         assert fingerprint(Plain(RECORDS[1:])) not in str(refusal.value)

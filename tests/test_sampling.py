@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sluice._base.errors import InputError
+from sluice.mechanism.rates import exact_sample_rate
 from sluice.randomness.noise import SecureNoise, SeededNoise
-from sluice.randomness.sampling import PoissonSampler, exact_sample_rate
+from sluice.randomness.sampling import PoissonSampler
 
 ALPHA = 1e-4
 RECORDS, RATE, BATCHES = 40, 0.3, 20_000

@@ -22,13 +22,13 @@ from sluice.data.examples import Examples
 from sluice.experiments import run as training_module
 from sluice.experiments.run import Progress, Training, TrainResult, accuracy, recorded_run
 from sluice.experiments.settings import TrainSettings, settings_from
+from sluice.mechanism.attempt import Attempt
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.runs.folder import checkpoint as checkpoint_module
 from sluice.runs.ledger import Ledger, read_ledger
 from sluice.runs.trace import read_trace
 from sluice.runs.verify import verify_run
-from sluice.training.attempt import Attempt
-from sluice.training.selective_release import GaveUpError, Releaser
+from sluice.training.selective_release import GaveUpError, SelectiveReleaseExecutor
 
 RELEASES = 8
 
@@ -287,13 +287,13 @@ def test_a_folder_in_use_is_refused(whole, digits):
 
 def burn_an_attempt_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before every attempt, make another one that is measured and rejected; the noise then goes on as without it."""
-    original_attempt, original_begin = Releaser._attempt_passes, ClippingBiasGate.begin
+    original_attempt, original_begin = SelectiveReleaseExecutor._attempt_passes, ClippingBiasGate.begin
 
     def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
         original_begin(self, *args, **options)
         return Attempt(limit=0.0, count=1, measure=self.measure)
 
-    def attempt(self: Releaser, loss: Any) -> bool:
+    def attempt(self: SelectiveReleaseExecutor, loss: Any) -> bool:
         state = copy.deepcopy(self.noise.state_dict())
         with monkeypatch.context() as patch:
             patch.setattr(ClippingBiasGate, "begin", rejected)
@@ -301,7 +301,7 @@ def burn_an_attempt_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
         self.noise.load_state_dict(state)
         return original_attempt(self, loss)
 
-    monkeypatch.setattr(Releaser, "_attempt_passes", attempt)
+    monkeypatch.setattr(SelectiveReleaseExecutor, "_attempt_passes", attempt)
 
 
 def test_rejected_attempts_leave_no_mark_in_public(whole, digits, tmp_path, monkeypatch):
@@ -391,13 +391,13 @@ def test_a_run_whose_records_were_held_out_by_another_rule_is_not_resumed(digits
 
 
 def test_giving_up_ends_the_run_and_says_so(digits, tmp_path, monkeypatch):
-    def begin(self: Releaser) -> Tensor:
+    def begin(self: SelectiveReleaseExecutor) -> Tensor:
         if self.released == 5:
             raise GaveUpError("release 6 used up its attempts")
         return original(self)
 
-    original = Releaser.begin
-    monkeypatch.setattr(Releaser, "begin", begin)
+    original = SelectiveReleaseExecutor.begin
+    monkeypatch.setattr(SelectiveReleaseExecutor, "begin", begin)
     result = train(tmp_path / "run", digits)
     assert result.releases == 5
     assert result.epsilon == result.mechanism.epsilon_after(RELEASES, delta=result.delta, accountant="rdp")

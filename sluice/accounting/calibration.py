@@ -28,7 +28,7 @@ from dp_accounting import rdp
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
-from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateShape
+from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
 from sluice.accounting.gate_terms import AccountedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
@@ -222,7 +222,7 @@ class _Task:
 def _calibrate(task: _Task, releases: int, gate: Any, target: float, strength: float) -> Calibration:
     _require_room(task, target)
     guess = max(0.4, task.sample_rate * math.sqrt(2 * releases * math.log(1 / task.delta)) / target)
-    shape = GateShape.of(gate, strength=strength, split=math.radians(23))
+    shape = GateCalibration.of(gate, strength=strength, split=math.radians(23))
 
     def search(accountant: str, tolerance: float, slack: float, start: Reached) -> Reached:
         found = smallest_reaching(
@@ -249,7 +249,7 @@ def _calibrate(task: _Task, releases: int, gate: Any, target: float, strength: f
     return task.result(point.x, shape.at(point.x), releases, target)
 
 
-def _best_split(task: _Task, releases: int, shape: GateShape, target: float, near: Reached) -> float:
+def _best_split(task: _Task, releases: int, shape: GateCalibration, target: float, near: Reached) -> float:
     """The split that needs the least gradient noise, by the Renyi bound at the orders that matter nearby."""
     accountant = SelectiveRdpAccountant()
     accountant.compose(task.event(near.x, shape.at(near.x)), releases)
@@ -257,7 +257,7 @@ def _best_split(task: _Task, releases: int, shape: GateShape, target: float, nea
     orders = np.array(DEFAULT_ORDERS[max(0, best - 2) : best + 3])
     fixed = sum((orders / (2 * multiplier**2) for multiplier in task.preparation), np.zeros_like(orders))
 
-    def epsilon(candidate: GateShape, noise: float) -> float:
+    def epsilon(candidate: GateCalibration, noise: float) -> float:
         release = as_release(task.event(noise, candidate.at(noise)))
         assert release is not None
         total = releases * renyi_divergences(release, orders) + fixed
@@ -331,7 +331,7 @@ def _require_room(task: _Task, target: float) -> None:
 
 def _unreachable(task: _Task, releases: int, gate: Any, target: float) -> str:
     floor = task.epsilon(
-        HIGHEST_NOISE, GateShape.of(gate, strength=1.0, split=0.5).at(HIGHEST_NOISE), releases, accountant="rdp"
+        HIGHEST_NOISE, GateCalibration.of(gate, strength=1.0, split=0.5).at(HIGHEST_NOISE), releases, accountant="rdp"
     )
     return (
         f"target_epsilon={target} cannot be reached by gradient noise: with the gate's noises as given, epsilon stays "

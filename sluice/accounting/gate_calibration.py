@@ -15,7 +15,7 @@ LOWEST_NOISE, HIGHEST_NOISE = 1e-3, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateShape:
+class GateCalibration:
     """The gate's noises as functions of the gradient noise.
 
     Attributes:
@@ -31,7 +31,7 @@ class GateShape:
     least_gate_noise: float = 0.0
 
     @classmethod
-    def of(cls, gate: Any, *, strength: float, split: float) -> GateShape:
+    def of(cls, gate: Any, *, strength: float, split: float) -> GateCalibration:
         least = _least_gate_noise(gate) if is_tunable(gate) and gate.gate_noise is None else 0.0
         return cls(gate=gate, strength=strength, split=split, least_gate_noise=least)
 

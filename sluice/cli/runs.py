@@ -11,7 +11,7 @@ import typer
 from sluice.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
-    from sluice.runs.privacy_spent import Spending
+    from sluice.runs.privacy_spent import PrivacySpent
     from sluice.runs.verify import Verification
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
@@ -102,7 +102,7 @@ def _as_json(verification: Verification) -> dict[str, Any]:
     }
 
 
-def _joint_line(joint: Spending, count: int) -> str:
+def _joint_line(joint: PrivacySpent, count: int) -> str:
     if joint.epsilon is None:
         return f"all {count} runs together: no epsilon is proved, because it is not for one of them"
     from sluice._base.rounding import rounded_up

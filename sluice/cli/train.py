@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
     from sluice.experiments.run import Training, TrainResult
     from sluice.experiments.settings import TrainSettings
-    from sluice.mechanism.base import Promise
+    from sluice.mechanism.base import Mechanism
 
 RUNS = Path("runs")
 
@@ -259,7 +259,7 @@ def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) ->
     return settings, path
 
 
-def _training(settings: TrainSettings, mechanism: Promise | None, operation: _Operation, screen: Screen) -> Training:
+def _training(settings: TrainSettings, mechanism: Mechanism | None, operation: _Operation, screen: Screen) -> Training:
     from sluice.experiments.preparing import prepare
     from sluice.experiments.run import Training
 

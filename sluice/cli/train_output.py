@@ -16,9 +16,8 @@ from rich.progress import Progress as Bar
 
 from sluice._base.rounding import rounded_up
 from sluice.cli.output import print_table
-from sluice.experiments.planning import privacy_figures
 from sluice.experiments.run import Progress, Training, TrainResult
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of
 from sluice.models import activation_of
 from sluice.runs.public_files import PICTURE, Evaluation
@@ -146,7 +145,7 @@ def print_result(result: TrainResult) -> None:
 
 
 def result_as_json(result: TrainResult) -> dict[str, Any]:
-    figures = privacy_figures(result.mechanism, delta=result.delta)
+    figures = result.mechanism.report(delta=result.delta)
     picture = result.run / "public" / PICTURE
     return {
         "test_accuracy": result.test_accuracy,
@@ -163,9 +162,9 @@ def result_as_json(result: TrainResult) -> dict[str, Any]:
     }
 
 
-def _figure_rows(mechanism: Promise, delta: float) -> list[tuple[str, str]]:
+def _figure_rows(mechanism: Mechanism, delta: float) -> list[tuple[str, str]]:
     rows = []
-    for figure in privacy_figures(mechanism, delta=delta):
+    for figure in mechanism.report(delta=delta):
         name = f"epsilon by {figure.accountant}" if figure.guaranteed else figure.accountant
         rows.append((name, f"{rounded_up(figure.value)} ({figure.meaning})"))
     return rows or [("epsilon", "none is proved")]

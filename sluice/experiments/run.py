@@ -17,17 +17,18 @@ from sluice._base.errors import DataError
 from sluice._base.interrupts import DelayedInterrupt
 from sluice._base.storage import canonical_json, parse_json, read_bytes, write_atomically
 from sluice.data import DataSplits, Examples, hold_out
+from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.experiments.update_rule import make_optimizer
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of, planned_mechanism
 from sluice.models import create_model
 from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
 from sluice.runs.privacy_spent import mechanism_of, spending
-from sluice.runs.public_files import Evaluation, Publication, is_published, read_evaluations
+from sluice.runs.public_files import Evaluation, PublicFiles, is_published, read_evaluations
 from sluice.runs.trace import TraceFile, TraceRow
 from sluice.training.engine import PrivacyEngine
 from sluice.training.selective_release import GaveUpError
@@ -59,7 +60,7 @@ class TrainResult:
     """
 
     run: Path
-    mechanism: Promise
+    mechanism: Mechanism
     epsilon: float | None
     delta: float
     accountant: str
@@ -88,7 +89,7 @@ class Training:
         *,
         settings: TrainSettings,
         splits: DataSplits,
-        mechanism: Promise | None = None,
+        mechanism: Mechanism | None = None,
         checkpoint_every: int | None = None,
         max_physical_batch_size: int = 1024,
         report: Callable[[Progress], None] = lambda progress: None,
@@ -126,7 +127,7 @@ class Training:
             what the ledger says.
         """
         with RunFolder.create(path, config=self.settings.to_dict()) as folder:
-            folder.check_data(self._train)
+            folder.check_data(fingerprint(self._train))
             return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
@@ -138,7 +139,7 @@ class Training:
         """
         with RunFolder.open(path) as folder:
             self._require_same_settings(folder)
-            folder.check_data(self._train)
+            folder.check_data(fingerprint(self._train))
             if not folder.ledger_path.exists():
                 _require_untouched(folder)
                 return self._begin(folder)
@@ -210,7 +211,7 @@ class Training:
         )
 
     def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
-        publication = Publication(folder, delta=self.settings.delta)
+        publication = PublicFiles(folder, delta=self.settings.delta)
         publication.keep_up_to(self.engine.released)
         trace = TraceFile(folder.trace_path)
         try:
@@ -234,7 +235,7 @@ class Training:
         publication.publish_certificate()
         return _result(folder, notes=tuple(self._notes))
 
-    def _make_releases(self, folder: RunFolder, publication: Publication, trace: TraceFile) -> None:
+    def _make_releases(self, folder: RunFolder, publication: PublicFiles, trace: TraceFile) -> None:
         began = time.monotonic()
         for release in self.engine.releases(F.cross_entropy):
             if release % self._checkpoint_every == 0:
@@ -255,7 +256,7 @@ class Training:
             every = max(1, self.mechanism.releases // 10)
         return every > 0 and release > 0 and release % every == 0
 
-    def _evaluate(self, publication: Publication) -> Evaluation | None:
+    def _evaluate(self, publication: PublicFiles) -> Evaluation | None:
         release = self.engine.released
         if self._held_out is not None:
             return None
@@ -304,7 +305,7 @@ class RecordedRun:
     """
 
     settings: TrainSettings
-    mechanism: Promise | None
+    mechanism: Mechanism | None
     result: TrainResult | None
 
 

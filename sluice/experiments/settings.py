@@ -172,6 +172,14 @@ class TrainSettings:
             return self.gate
         return method_of(self.method).gate
 
+    @property
+    def used_activation(self) -> str | None:
+        """The activation that the model is made with; None for one that has none."""
+        if self.model not in model_names():
+            return self.activation  # the registry says what is wrong with the model
+        used = activation_of(self.model, self.activation)
+        return None if used is None else str(used)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for strict JSON; `settings_of` gives equal settings back."""
         return {

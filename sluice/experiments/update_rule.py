@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,13 +27,3 @@ def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer
     if settings.lr_schedule == "linear":
         return optimizer, LambdaLR(optimizer, lambda step: max(0.0, 1 - step / settings.releases))
     return optimizer, CosineAnnealingLR(optimizer, settings.releases)
-
-
-def learning_rates(settings: TrainSettings) -> tuple[float, ...] | None:
-    """The learning rate of each release, relative to the first; None where it is constant."""
-    if settings.lr_schedule == "constant":
-        return None
-    shares = [step / settings.releases for step in range(settings.releases)]
-    if settings.lr_schedule == "linear":
-        return tuple(1 - share for share in shares)
-    return tuple((1 + math.cos(math.pi * share)) / 2 for share in shares)

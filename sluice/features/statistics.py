@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.randomness.noise import NoiseSource, noisy_sum, power_of_two_below
+from sluice._base.grids import power_of_two_below
+from sluice.randomness.noise import NoiseSource, noisy_sum
 
 _RECORDS_AT_ONCE = 128
 

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
-from sluice.gradients.opaque import OpaqueRule
+from sluice.gradients.opaque import VmapRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
 from sluice.gradients.probe import Axes
@@ -161,7 +161,7 @@ class Watch:
     @property
     def has_opaque(self) -> bool:
         """Whether some unit draws its random numbers in another order than its own forward would."""
-        return any(isinstance(unit.rule, OpaqueRule) for unit in self._units.values())
+        return any(isinstance(unit.rule, VmapRule) for unit in self._units.values())
 
     @contextmanager
     def record(self, *, batch_size: int, parameters: frozenset[Tensor], by_hooks: bool = False) -> Iterator[Recording]:

@@ -21,7 +21,7 @@ from sluice.gradients.contributions import ExplicitContribution
 from sluice.gradients.rules import Call, Rule
 
 
-class OpaqueRule(Rule):
+class VmapRule(Rule):
     """Records a module about which nothing is known but that it treats samples one by one."""
 
     replaces_forward = True

@@ -5,16 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dp_accounting import DpEvent
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-
-if TYPE_CHECKING:
-    from sluice.training.context import Workbench
-    from sluice.training.executor import Procedure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +28,20 @@ class Claim:
     value: float
 
 
-class Promise(ABC):
+@dataclass(frozen=True, kw_only=True)
+class PrivacyFigure:
+    """One accountant's figure for a mechanism.
+
+    ``guaranteed`` tells whether it is a bound that is proved; ``meaning`` says in a few words what it is.
+    """
+
+    accountant: str
+    value: float
+    guaranteed: bool
+    meaning: str
+
+
+class Mechanism(ABC):
     """A mechanism, as far as ledgers, accountants and certificates have to know it.
 
     Attributes:
@@ -109,6 +118,22 @@ class Promise(ABC):
             "rdp": "proved, by Renyi divergences: simpler and looser",
         }[accountant]
 
+    def report(self, *, delta: float) -> tuple[PrivacyFigure, ...]:
+        """What a whole run costs by each accountant, stopped early or not: the tightest proof first, claims last.
+
+        Guarantee:
+            A function of public values alone. Nothing is called guaranteed unless a sound accountant says it.
+        """
+        figures = []
+        if self.provable:
+            for name in self.accountants:
+                value = self.epsilon_after(self.releases, delta=delta, accountant=name)
+                figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=self.meaning(name)))
+        for claim in self.claims_after(self.releases, delta=delta):
+            meaning = f"{claim.reading} reading: no guarantee"
+            figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))
+        return tuple(figures)
+
     @abstractmethod
     def theorem(self, accountant: str) -> str:
         """What is proved and where the proof is, in one line."""
@@ -127,10 +152,6 @@ class Promise(ABC):
     def releases_metric(self) -> bool:
         """Whether a noisy number beside the update is part of each release."""
         return False
-
-    @abstractmethod
-    def procedure(self, bench: Workbench) -> Procedure:
-        """What makes the releases."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -154,4 +175,4 @@ class Promise(ABC):
             )
 
 
-__all__ = ["Claim", "Promise"]
+__all__ = ["Claim", "Mechanism"]

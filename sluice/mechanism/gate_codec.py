@@ -10,9 +10,8 @@ from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
+from sluice.mechanism.attempt import Attempt, DecisionNoise, ReferenceState
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
-from sluice.randomness.noise import NoiseSource
-from sluice.training.attempt import Attempt, ReferenceState
 
 _KINDS: dict[str, type[ClippingBiasGate] | type[CoinGate]] = {"clipping-bias": ClippingBiasGate, "coin": CoinGate}
 # Fields that gates of earlier versions do not have; their defaults say what those did.
@@ -48,10 +47,10 @@ class StatedGate(Gate):
     def first_reference(self) -> ReferenceState:
         raise self._refuse()
 
-    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+    def begin(self, reference: ReferenceState, noise: DecisionNoise, *, attempts_left: int | None = None) -> Attempt:
         raise self._refuse()
 
-    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: DecisionNoise) -> ReferenceState:
         raise self._refuse()
 
 

@@ -11,17 +11,19 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-import torch
 from scipy.special import ndtr
-from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.grids import bernoulli_threshold, power_of_two_below
 from sluice.accounting.acceptance import Acceptance
+from sluice.mechanism.attempt import RAREST_USEFUL_ATTEMPT, Attempt, DecisionNoise, ReferenceState, first_above
 from sluice.mechanism.rounding_error import NORM_ERROR, largest_batch
-from sluice.randomness.noise import NoiseSource, bernoulli_threshold, noisy_sum, power_of_two_below
-from sluice.training.attempt import RAREST_USEFUL_ATTEMPT, Attempt, ReferenceState, first_above
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Gate noise is a real normal rounded to a grid of about this many standard deviations.
 DECISION_GRID = 2.0**-32
@@ -66,7 +68,7 @@ class Gate(ABC):
         """The public constant that the first release is compared with."""
 
     @abstractmethod
-    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+    def begin(self, reference: ReferenceState, noise: DecisionNoise, *, attempts_left: int | None = None) -> Attempt:
         """Draw gate noise until some batch could be accepted, and give that attempt, before any data is touched.
 
         Guarantee:
@@ -76,7 +78,7 @@ class Gate(ABC):
         """
 
     @abstractmethod
-    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: DecisionNoise) -> ReferenceState:
         """The reference after a release, from the metric of the accepted batch. Rejected attempts never get here."""
 
     def give_up_delta(self, *, releases: int) -> float:
@@ -246,19 +248,19 @@ class ClippingBiasGate(Gate):
         """
         if self.small_norm is None:
             raise InputError("small_norm=None is not allowed here: give a number, usually the scaling rule's bound.")
-        norms = norms.detach().to(device="cpu", dtype=torch.float64)
+        norms = norms.detach().cpu().double()
         if self.hidden_reference:
-            rising = torch.where(norms > self.small_norm, norms / self.large_norm, 0.0)
+            rising = (norms / self.large_norm).masked_fill(norms <= self.small_norm, 0.0)
         else:
             rising = (norms - self.small_norm) / self._rise
-        values = torch.where(norms.isfinite(), rising.clamp(0.0, 1.0) * self.metric_bound, self.metric_bound)
+        values = (rising.clamp(0.0, 1.0) * self.metric_bound).masked_fill(~norms.isfinite(), self.metric_bound)
         unit = power_of_two_below(self.metric_bound * METRIC_GRID)
         return values.div_(unit).floor_().mul_(unit)
 
     def first_reference(self) -> ReferenceState:
         return ReferenceState(value=self.initial_reference)
 
-    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+    def begin(self, reference: ReferenceState, noise: DecisionNoise, *, attempts_left: int | None = None) -> Attempt:
         # The metric is never negative, so no batch has a larger difference than the empty one.
         largest_difference = min(max(reference.value, -self.clip_bound), self.clip_bound)
         hopeless_up_to = _float_below(Fraction(self.threshold) - Fraction(largest_difference))
@@ -287,7 +289,7 @@ class ClippingBiasGate(Gate):
         difference = Fraction(reference.value) - Fraction(raw_metric)
         return min(max(difference, -bound), bound) + Fraction(decision_noise) > Fraction(self.threshold)
 
-    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: DecisionNoise) -> ReferenceState:
         """The running average with ``E + N(0, (reference_noise * metric_bound)^2)``, which is published.
 
         Guarantee:
@@ -301,14 +303,13 @@ class ClippingBiasGate(Gate):
             raise InputError("reference_noise=None is not allowed here: give a number, or calibrate the gate first.")
         if math.isinf(self.reference_noise):
             return reference
-        (published,) = noisy_sum(
-            [torch.tensor(raw_metric, dtype=torch.float64)],
+        published = noise.noisy_number(
+            raw_metric,
             noise_multiplier=self.reference_noise,
             sensitivity=self.metric_bound,
-            noise=noise,
             sum_error=self.metric_error * self.metric_bound / 2,
         )
-        return reference.averaged_with(float(published), decay=self.reference_decay)
+        return reference.averaged_with(published, decay=self.reference_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,21 +343,21 @@ class CoinGate(Gate):
         return Acceptance(ratio_min=1.0, ratio_max=1.0, probability_min=exact)
 
     def measure(self, norms: Tensor) -> Tensor:
-        return torch.zeros(norms.shape, dtype=torch.float64)
+        return norms.new_zeros(norms.shape).double()
 
     def first_reference(self) -> ReferenceState:
         return ReferenceState(value=0.0)
 
-    def begin(self, reference: ReferenceState, noise: NoiseSource, *, attempts_left: int | None = None) -> Attempt:
+    def begin(self, reference: ReferenceState, noise: DecisionNoise, *, attempts_left: int | None = None) -> Attempt:
         value, count = first_above(
             0.0,
-            draw=lambda draws: noise.bernoulli(draws, self.probability).to(torch.float64),
+            draw=lambda draws: noise.bernoulli(draws, self.probability).double(),
             probability=self.probability,
             attempts_left=attempts_left,
         )
         return Attempt(limit=-math.inf if value is None else math.inf, count=count, measure=self.measure)
 
-    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: NoiseSource) -> ReferenceState:
+    def next_reference(self, reference: ReferenceState, raw_metric: float, noise: DecisionNoise) -> ReferenceState:
         return reference
 
 

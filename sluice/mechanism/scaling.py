@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Weights are this much smaller than the formulas say. Norms are exact to 1e-5 and weights are rounded to the gradients'
 # precision; the margin is larger than both, so that the bound holds for what is computed and not only on paper.
@@ -50,8 +50,8 @@ class ScalingRule(ABC):
             ``weight * norm <= max_grad_norm`` for every norm, rounding and an error of 1e-5 in the norm included, and a
             weight depends on its own norm alone. A norm that is infinite or NaN gets weight 0 under every rule.
         """
-        exact = norms.detach().to(torch.float64)
-        weights = torch.where(exact.isfinite(), self._weights(exact) * (1 - MARGIN), 0.0)
+        exact = norms.detach().double()
+        weights = (self._weights(exact) * (1 - MARGIN)).masked_fill(~exact.isfinite(), 0.0)
         return weights.to(norms.dtype)
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
@@ -14,18 +14,14 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
-from sluice.mechanism.base import Claim, Promise
+from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.gate_codec import gate_from_dict, gate_to_dict
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism.scaling import ScalingRule, scaling_from_dict
-from sluice.training.selective_release import Releaser
-
-if TYPE_CHECKING:
-    from sluice.training.context import Workbench
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mechanism(Promise):
+class SelectiveRelease(Mechanism):
     """What a run promises to do. No performance option is here, and nothing here is sensitive.
 
     Attributes:
@@ -156,10 +152,7 @@ class Mechanism(Promise):
             rows.append(("gate", "none: every attempt is released"))
         return tuple(rows)
 
-    def procedure(self, bench: Workbench) -> Releaser:
-        return Releaser(mechanism=self, bench=bench)
-
-    def with_releases(self, releases: int) -> Mechanism:
+    def with_releases(self, releases: int) -> SelectiveRelease:
         return replace(self, releases=releases)
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +168,7 @@ class Mechanism(Promise):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Mechanism:
+    def from_dict(cls, data: Mapping[str, Any]) -> SelectiveRelease:
         serial.require_keys(
             data,
             what="mechanism",

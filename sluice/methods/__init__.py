@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
 from sluice._base import validate
-from sluice.mechanism.base import Promise
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.base import Mechanism
 from sluice.methods import (
     dpagd,
     dpis,
@@ -20,10 +16,7 @@ from sluice.methods import (
     matrix,
     non_private,
 )
-from sluice.methods.base import Method, NoOptions
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+from sluice.methods.base import Method, NoOptions, RunSettings
 
 METHODS: dict[str, Method] = {
     module.METHOD.name: module.METHOD
@@ -37,21 +30,11 @@ def method_of(name: str) -> Method:
     return METHODS[name]
 
 
-def planned_mechanism(settings: TrainSettings, *, dataset_size: int) -> Promise:
+def planned_mechanism(settings: RunSettings, *, dataset_size: int) -> Mechanism:
     """What a run with these settings promises, before any record is read."""
     method = method_of(settings.method)
     method.require_accountant(settings)
     return method.plan(settings, dataset_size)
 
 
-def promise_from_dict(data: Mapping[str, Any]) -> Promise:
-    """The inverse of every promise's ``to_dict``; unknown kinds and keys are refused."""
-    if not isinstance(data, Mapping) or "kind" not in data:
-        return Mechanism.from_dict(data)
-    kinds: dict[str, Any] = {method.promise.kind: method.promise for method in METHODS.values()}
-    validate.one_of(kinds, kind=data["kind"])
-    promise: Promise = kinds[data["kind"]].from_dict(data)
-    return promise
-
-
-__all__ = ["METHODS", "Method", "NoOptions", "method_of", "planned_mechanism", "promise_from_dict"]
+__all__ = ["METHODS", "Method", "NoOptions", "method_of", "planned_mechanism"]

@@ -4,13 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sluice._base.errors import InputError
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+
+class RunSettings(Protocol):
+    """What methods read of a run's settings (`sluice.experiments.settings.RunSettings`, which says what they mean)."""
+
+    @property
+    def accountant(self) -> str: ...
+
+    @property
+    def activation(self) -> str | None: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def beta(self) -> float: ...
+
+    @property
+    def chosen_gate(self) -> str: ...
+
+    @property
+    def clip_range(self) -> float: ...
+
+    @property
+    def coin_probability(self) -> float | None: ...
+
+    @property
+    def dataset(self) -> str: ...
+
+    @property
+    def delta(self) -> float: ...
+
+    @property
+    def epsilon(self) -> float: ...
+
+    @property
+    def features(self) -> str: ...
+
+    @property
+    def gate_noise(self) -> float | None: ...
+
+    @property
+    def hidden_reference(self) -> bool: ...
+
+    @property
+    def large_norm(self) -> float: ...
+
+    @property
+    def lr_schedule(self) -> str: ...
+
+    @property
+    def max_attempts(self) -> int | None: ...
+
+    @property
+    def max_grad_norm(self) -> float: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def momentum(self) -> float: ...
+
+    @property
+    def noise_multiplier(self) -> float | None: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def own_options(self) -> Any: ...
+
+    @property
+    def reference_decay(self) -> float: ...
+
+    @property
+    def reference_noise(self) -> float | None: ...
+
+    @property
+    def releases(self) -> int: ...
+
+    @property
+    def scaling(self) -> str: ...
+
+    @property
+    def scaling_bound(self) -> float: ...
+
+    @property
+    def seed(self) -> int | None: ...
+
+    @property
+    def used_activation(self) -> str | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +134,22 @@ class Method:
     name: str
     summary: str
     proves: str
-    promise: type[Promise]
-    plan: Callable[[TrainSettings, int], Promise]
+    promise: type[Mechanism]
+    plan: Callable[[RunSettings, int], Mechanism]
     defaults: Callable[[str, float], Mapping[str, Any]]
     options: type = NoOptions
     gate: str = "none"
     unused: Mapping[str, str] = field(default_factory=dict)
-    unused_options: Callable[[TrainSettings], Mapping[str, str]] = lambda settings: {}
-    accountants: Callable[[TrainSettings], tuple[str, ...]] = lambda settings: ("pld", "rdp")
-    refuses: Callable[[TrainSettings], str | None] = lambda settings: None
-    target: Callable[[TrainSettings], float | None] = lambda settings: (
+    unused_options: Callable[[RunSettings], Mapping[str, str]] = lambda settings: {}
+    accountants: Callable[[RunSettings], tuple[str, ...]] = lambda settings: ("pld", "rdp")
+    refuses: Callable[[RunSettings], str | None] = lambda settings: None
+    target: Callable[[RunSettings], float | None] = lambda settings: (
         settings.epsilon if settings.noise_multiplier is None else None
     )
     claimed_defaults: Callable[[str, float], Mapping[str, Any]] | None = None
     counts_attempts: bool = False
 
-    def require_accountant(self, settings: TrainSettings) -> None:
+    def require_accountant(self, settings: RunSettings) -> None:
         """Refuse an accountant that cannot prove such a run, before anything is calibrated by it."""
         allowed = self.accountants(settings)
         if settings.accountant not in allowed:

@@ -12,10 +12,10 @@ user's own get a net with one hidden layer.
 
 from __future__ import annotations
 
-from sluice.experiments.planning import selective_mechanism
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.base import Method
 from sluice.methods.reference import pixel_settings
+from sluice.methods.selective import selective_mechanism
 
 RELEASES = {
     "mnist": (678, 1207, 1931),
@@ -29,7 +29,7 @@ METHOD = Method(
     name="dpsgd",
     summary="every attempt is released; unless told otherwise, gradients are clipped and a net with ReLU is trained",
     proves="epsilon (PLD, RDP)",
-    promise=Mechanism,
+    promise=SelectiveRelease,
     plan=selective_mechanism,
     defaults=lambda dataset, epsilon: pixel_settings(dataset, epsilon, activation="relu", releases=RELEASES),
 )

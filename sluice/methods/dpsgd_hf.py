@@ -13,16 +13,13 @@ original's other normalisation, by private means over all records, is a release 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sluice.experiments.planning import selective_mechanism
-from sluice.mechanism.selective_release import Mechanism
-from sluice.methods.base import Method
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.methods.base import Method, RunSettings
 from sluice.methods.dpsgd import RELEASES as PIXEL_RELEASES
 from sluice.methods.reference import SMALL_STEPS, scattering_settings
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+from sluice.methods.selective import selective_mechanism
 
 RELEASES = {
     "mnist": (331, 1032, 1796),
@@ -38,7 +35,7 @@ def _defaults(dataset: str, epsilon: float) -> dict[str, Any]:
     return settings if dataset in RELEASES else settings | SMALL_STEPS | {"features": "scattering"}
 
 
-def _refusal(settings: TrainSettings) -> str | None:
+def _refusal(settings: RunSettings) -> str | None:
     if settings.features == "scattering" or settings.dataset == "imdb":
         return None
     return (
@@ -51,7 +48,7 @@ METHOD = Method(
     name="dpsgd-hf",
     summary="DPSGD on scattering coefficients of images (imdb: on words, with tanh)",
     proves="epsilon (PLD, RDP)",
-    promise=Mechanism,
+    promise=SelectiveRelease,
     plan=selective_mechanism,
     defaults=_defaults,
     refuses=_refusal,

@@ -13,23 +13,15 @@ looking at the private records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sluice.experiments.planning import selective_mechanism
-from sluice.mechanism.selective_release import Mechanism
-from sluice.methods.base import Method
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.methods.base import Method, RunSettings
 from sluice.methods.dpsgd import RELEASES
 from sluice.methods.reference import pixel_settings
-from sluice.models import activation_of, model_names
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+from sluice.methods.selective import selective_mechanism
 
 
-def _refusal(settings: TrainSettings) -> str | None:
-    if settings.model not in model_names():
-        return None  # the registry says what is wrong with it
-    used = activation_of(settings.model, settings.activation)
+def _refusal(settings: RunSettings) -> str | None:
+    used = settings.used_activation
     if used is None:
         return (
             f"model={settings.model!r} is not allowed for method='dpsgd-ts', which is about activations: it has none. Use "
@@ -47,7 +39,7 @@ METHOD = Method(
     name="dpsgd-ts",
     summary="DPSGD on nets with tempered sigmoids (--activation tempered-sigmoid:s,T,o)",
     proves="epsilon (PLD, RDP)",
-    promise=Mechanism,
+    promise=SelectiveRelease,
     plan=selective_mechanism,
     defaults=lambda dataset, epsilon: pixel_settings(
         dataset, epsilon, activation="tempered-sigmoid", releases=RELEASES

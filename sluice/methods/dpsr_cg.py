@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.experiments.planning import selective_mechanism
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.base import Method
+from sluice.methods.selective import selective_mechanism
 
 # Chosen on held-out training records (docs/results.md tells how), never on test records.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ METHOD = Method(
     name="dpsr-cg",
     summary="selective release by clipping bias, with a public reference",
     proves="epsilon (PLD, RDP), selection included",
-    promise=Mechanism,
+    promise=SelectiveRelease,
     plan=selective_mechanism,
     defaults=defaults,
     gate="clipping-bias",

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.experiments.planning import selective_mechanism
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.base import Method
 from sluice.methods.reference import nearest
+from sluice.methods.selective import selective_mechanism
 
 _ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"lr": 0.1, "scaling_bound": 8.0},
@@ -67,7 +67,7 @@ METHOD = Method(
     name="dpsr-cg-paper",
     summary="selective release as its paper prints it, with a hidden reference",
     proves="nothing: claimed (paper) only",
-    promise=Mechanism,
+    promise=SelectiveRelease,
     plan=selective_mechanism,
     defaults=defaults,
     gate="clipping-bias",

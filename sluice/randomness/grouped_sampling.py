@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
-from sluice.randomness.noise import NoiseSource, SecureNoise, bernoulli_threshold
+from sluice._base.grids import bernoulli_threshold
+from sluice.randomness.noise import NoiseSource, SecureNoise
 
 MAX_GROUPS = 1 << 20
 
@@ -150,14 +151,3 @@ class BallsInBins(_GroupedSampler):
 
     def batch_of(self, step: int) -> Tensor:
         return self._group_in_turn(step).clone()
-
-
-def cyclic_sample_rate(*, batch_size: int, dataset_size: int, groups: int) -> float:
-    """The rate within a group at which batches have ``batch_size`` records on average: ``groups`` times the usual."""
-    validate.positive_integer(batch_size=batch_size, dataset_size=dataset_size, groups=groups)
-    if groups * batch_size > dataset_size:
-        raise InputError(
-            f"groups={groups} is not allowed with batch_size={batch_size} and dataset_size={dataset_size}: a group "
-            f"holds {dataset_size / groups:g} records on average; use fewer bands, at most {dataset_size // batch_size}."
-        )
-    return groups * batch_size / dataset_size

@@ -11,7 +11,6 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,11 @@ from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
+from sluice._base.grids import bernoulli_threshold, power_of_two_below, release_grid
 from sluice.randomness.rounded_normal import rounded_normals
 
 # The grid of `NoiseSource.normal` in units of its standard deviation.
 NORMAL_GRID = 2.0**-30
-
-# The grid of a release is chosen so that rounding to it adds at most this much to the sensitivity, in units of the
-# standard deviation of the noise.
-RELEASE_GRID = 2.0**-15
 
 _ZEROS = bytes(1 << 19)
 _RECORDS_PER_BLOCK = 1 << 18
@@ -122,6 +118,17 @@ class NoiseSource(ABC):
             undecided = np.flatnonzero(drawn == first)
             block[undecided] = stream.read(undecided.size, np.uint64) >> np.uint64(16) < rest
         return torch.from_numpy(result)
+
+    def noisy_number(self, raw: float, *, noise_multiplier: float, sensitivity: float, sum_error: float = 0.0) -> float:
+        """One number as a Gaussian release: see `noisy_sum`."""
+        (published,) = noisy_sum(
+            [torch.tensor(raw, dtype=torch.float64)],
+            noise_multiplier=noise_multiplier,
+            sensitivity=sensitivity,
+            noise=self,
+            sum_error=sum_error,
+        )
+        return float(published)
 
 
 class SecureNoise(NoiseSource):
@@ -249,33 +256,6 @@ def noisy_sum(
 
 def _is_finite(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or all(math.isfinite(end) for end in torch.aminmax(tensor.detach()))
-
-
-def release_grid(
-    *, noise_multiplier: float, sensitivity: float, entries: int, sum_error: float = 0.0
-) -> tuple[float, float]:
-    """The public grid step of a release, and the standard deviation that pays for rounding to it."""
-    nominal = noise_multiplier * sensitivity
-    if not 1e-200 < nominal < 1e200:
-        raise InputError(
-            f"noise_multiplier={noise_multiplier} times sensitivity={sensitivity} is not allowed: "
-            "the standard deviation must be between 1e-200 and 1e200."
-        )
-    root = math.sqrt(max(entries, 1))
-    step = power_of_two_below(nominal * RELEASE_GRID / root)
-    # The last factor exceeds every rounding error made on this line.
-    std = noise_multiplier * (sensitivity + step * root + 2 * sum_error) * (1 + 2.0**-40)
-    return step, std
-
-
-def power_of_two_below(value: float) -> float:
-    """The largest power of two that is at most ``value``."""
-    return math.ldexp(0.5, math.frexp(value)[1])
-
-
-def bernoulli_threshold(probability: float) -> int:
-    """``floor(probability * 2^64)``, exactly."""
-    return math.floor(Fraction(probability) * (1 << 64))
 
 
 def _key_of(seed: int, *, purpose: str = "noise") -> bytes:

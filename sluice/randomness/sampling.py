@@ -10,21 +10,8 @@ from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.randomness.noise import NoiseSource, SecureNoise, bernoulli_threshold
-
-
-def exact_sample_rate(*, batch_size: int, dataset_size: int) -> float:
-    """The rate at which batches have ``batch_size`` records on average: the number to account with.
-
-    Nothing is lost by rounding: sampler and accountant use the very same float.
-    """
-    validate.positive_integer(batch_size=batch_size, dataset_size=dataset_size)
-    if batch_size > dataset_size:
-        raise InputError(
-            f"batch_size={batch_size} is not allowed: it must be at most dataset_size={dataset_size}; "
-            "a Poisson sample holds no record twice."
-        )
-    return batch_size / dataset_size
+from sluice._base.grids import bernoulli_threshold
+from sluice.randomness.noise import NoiseSource, SecureNoise
 
 
 class PoissonSampler:

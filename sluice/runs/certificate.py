@@ -14,9 +14,9 @@ from typing import Any
 
 from sluice._base.errors import DataError
 from sluice.runs.ledger import LedgerContents, read_ledger
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.runs.folder import RunFolder
-from sluice.runs.privacy_spent import Spending, mechanism_of, spending
+from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
 from sluice._base.storage import parse_json, read_bytes, write_atomically
 
 FORMAT = 1
@@ -64,7 +64,7 @@ def build_certificate(folder: RunFolder) -> dict[str, Any]:
     return certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
 
 
-def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spending) -> dict[str, Any]:
+def certificate_of(contents: LedgerContents, *, configuration: str, spent: PrivacySpent) -> dict[str, Any]:
     header, mechanism = contents.header, mechanism_of(contents.header)
     proved = spent.epsilon is not None
     warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
@@ -107,7 +107,7 @@ def certificate_of(contents: LedgerContents, *, configuration: str, spent: Spend
     }
 
 
-def unproved_warning(mechanism: Promise) -> str:
+def unproved_warning(mechanism: Mechanism) -> str:
     """What a run without a proof is published with."""
     return (
         f"No epsilon: {mechanism.unproved_because} Figures listed as claimed are what others would report. They are "

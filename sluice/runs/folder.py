@@ -18,8 +18,6 @@ from sluice._base.files import hide_time, hide_times, remove_partial_files
 from sluice._base.locks import ProcessLock
 from sluice._base.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
 
-if TYPE_CHECKING:
-    from sluice.data.fingerprint import SizedRecords
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:
@@ -149,18 +147,15 @@ class RunFolder:
     def fingerprint_path(self) -> Path:
         return self.private / "data.sha256"
 
-    def check_data(self, examples: SizedRecords) -> None:
+    def check_data(self, fingerprint: str) -> None:
         """Remember the training data by its fingerprint the first time, and refuse other data from then on.
 
         Guarantee:
             The fingerprint is written to ``private/`` only and is not part of any message.
         """
-        from sluice.data.fingerprint import fingerprint  # brings torch, which those who only look at a run can do without
-
-        found = fingerprint(examples)
         if not self.fingerprint_path.exists():
-            write_atomically(self.fingerprint_path, f"{found}\n".encode("ascii"), public=False)
-        elif read_bytes(self.fingerprint_path).decode("ascii", "replace").strip() != found:
+            write_atomically(self.fingerprint_path, f"{fingerprint}\n".encode("ascii"), public=False)
+        elif read_bytes(self.fingerprint_path).decode("ascii", "replace").strip() != fingerprint:
             raise DataError(
                 f"the training data is not what {self.path} began with: resume with the same records in the same "
                 "order, or start a new run (its cost adds to this one's: sluice verify RUN1 RUN2). Earlier versions of "

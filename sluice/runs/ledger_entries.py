@@ -33,7 +33,7 @@ class LedgerHeader:
     """All that an accountant has to know of a run, fixed before its first release.
 
     Attributes:
-        mechanism: ``Mechanism.to_dict()``, whole, what is published before training included.
+        mechanism: ``SelectiveRelease.to_dict()``, whole, what is published before training included.
         delta: the delta at which the run reports.
         configuration: sha256 of the run's public configuration, or None where there is none.
         noise: "secure", or "seeded" for experiments that can be repeated and protect nobody.
@@ -59,7 +59,7 @@ class LedgerHeader:
         if self.configuration is not None and not _is_hash(self.configuration):
             raise InputError(f"configuration={self.configuration!r} is not allowed: it must be a sha256 in hex.")
         if not isinstance(self.mechanism, Mapping):
-            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be Mechanism.to_dict().")
+            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be SelectiveRelease.to_dict().")
         planned = self.mechanism.get("releases")
         validate.positive_integer(**{"mechanism['releases']": planned})
         if not isinstance(self.versions, Mapping):

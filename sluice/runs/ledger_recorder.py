@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sluice._base.errors import DataError
 from sluice.runs.ledger import Ledger, LedgerHeader
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 
 
 class LedgerRecorder:
@@ -58,7 +58,7 @@ def one_after_the_other(*steps: Callable[[int], None] | None) -> Callable[[int],
 
 
 def ledger_header(
-    mechanism: Promise, *, delta: float, secure: bool, accountant: str, target_epsilon: float | None
+    mechanism: Mechanism, *, delta: float, secure: bool, accountant: str, target_epsilon: float | None
 ) -> LedgerHeader:
     return LedgerHeader(
         mechanism=mechanism.to_dict(),

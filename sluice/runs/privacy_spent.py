@@ -16,12 +16,12 @@ from sluice._base import validate
 from sluice.accounting import create_accountant
 from sluice._base.errors import DataError, InputError
 from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
-from sluice.methods import promise_from_dict
-from sluice.mechanism.base import Claim, Promise
+from sluice.mechanism.registry import mechanism_from_dict
+from sluice.mechanism.base import Claim, Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spending:
+class PrivacySpent:
     """What one run, or several together, cost at ``delta``: all their planned releases, made or not.
 
     ``epsilon`` is None exactly where nothing is proved for the mechanism; then there may be ``claims``.
@@ -32,15 +32,15 @@ class Spending:
     claims: tuple[Claim, ...] = ()
 
 
-def mechanism_of(header: LedgerHeader) -> Promise:
+def mechanism_of(header: LedgerHeader) -> Mechanism:
     """What the first line of a ledger promises."""
     try:
-        return promise_from_dict(header.mechanism)
+        return mechanism_from_dict(header.mechanism)
     except (InputError, TypeError, OverflowError) as error:
         raise DataError(f"the mechanism in the ledger's first line cannot be read: {error}") from error
 
 
-def spending(contents: LedgerContents, *, delta: float | None = None) -> Spending:
+def spending(contents: LedgerContents, *, delta: float | None = None) -> PrivacySpent:
     """What a run costs, at its own delta unless another is given.
 
     Guarantee:
@@ -51,7 +51,7 @@ def spending(contents: LedgerContents, *, delta: float | None = None) -> Spendin
     return joint_spending([contents], delta=delta)
 
 
-def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None) -> Spending:
+def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None) -> PrivacySpent:
     """What several runs on the same records cost together, by adaptive composition.
 
     Guarantee:
@@ -63,20 +63,20 @@ def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None
     if len(runs) == 1:
         return _single_spending(promises[0], runs[0], target)
     if not all(promise.provable for promise in promises):
-        return Spending(delta=target, epsilon=None)
-    return Spending(delta=target, epsilon=_joint_epsilon(promises, runs, target))
+        return PrivacySpent(delta=target, epsilon=None)
+    return PrivacySpent(delta=target, epsilon=_joint_epsilon(promises, runs, target))
 
 
-def _single_spending(promise: Promise, run: LedgerContents, delta: float) -> Spending:
+def _single_spending(promise: Mechanism, run: LedgerContents, delta: float) -> PrivacySpent:
     epsilon = None
     if promise.provable:
         epsilon = promise.epsilon_after(promise.releases, delta=delta, accountant=run.header.accountant)
     has_claims = epsilon is None or promise.claims_beside_proof
     claims = promise.claims_after(promise.releases, delta=delta) if has_claims else ()
-    return Spending(delta=delta, epsilon=epsilon, claims=claims)
+    return PrivacySpent(delta=delta, epsilon=epsilon, claims=claims)
 
 
-def _joint_epsilon(promises: Sequence[Promise], runs: Sequence[LedgerContents], delta: float) -> float:
+def _joint_epsilon(promises: Sequence[Mechanism], runs: Sequence[LedgerContents], delta: float) -> float:
     """By one accountant that reads all of them, else by basic composition with an equal share of delta for each."""
     asked = {run.header.accountant for run in runs}
     common = [

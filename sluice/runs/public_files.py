@@ -37,7 +37,7 @@ class Evaluation:
     test_accuracy: float
 
 
-class Publication:
+class PublicFiles:
     """The public files of one run. Each is replaced as a whole.
 
     Guarantee:

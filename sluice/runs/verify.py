@@ -11,7 +11,7 @@ from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
 from sluice._base.rounding import rounded_up
 from sluice.runs.folder import RunFolder
-from sluice.runs.privacy_spent import Spending, joint_spending, mechanism_of, spending
+from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
 from sluice._base.storage import sha256_of_file
 
 
@@ -31,7 +31,7 @@ class Verification:
     run: str
     checks: tuple[Check, ...]
     contents: LedgerContents | None
-    spent: Spending | None
+    spent: PrivacySpent | None
 
     @property
     def holds(self) -> bool:
@@ -49,7 +49,7 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
     folder = RunFolder.look(path)
     checks: list[Check] = []
     contents: LedgerContents | None = None
-    spent: Spending | None = None
+    spent: PrivacySpent | None = None
     try:
         contents = read_ledger(folder.ledger_path)
         checks.append(Check(name="ledger", holds=True, detail=_ledger_summary(contents)))
@@ -68,7 +68,7 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
     return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=spent)
 
 
-def verify_together(paths: Sequence[Path], *, delta: float | None = None) -> tuple[list[Verification], Spending | None]:
+def verify_together(paths: Sequence[Path], *, delta: float | None = None) -> tuple[list[Verification], PrivacySpent | None]:
     """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run."""
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
@@ -97,7 +97,7 @@ def _ledger_summary(contents: LedgerContents) -> str:
     return summary
 
 
-def _budget_check(contents: LedgerContents, own: Spending, spent: Spending) -> Check:
+def _budget_check(contents: LedgerContents, own: PrivacySpent, spent: PrivacySpent) -> Check:
     header = contents.header
     if spent.epsilon is None or own.epsilon is None:
         claims = "; ".join(
@@ -140,7 +140,7 @@ def _file_checks(folder: RunFolder, contents: LedgerContents) -> list[Check]:
     return checks
 
 
-def _certificate_check(folder: RunFolder, contents: LedgerContents, own: Spending) -> Check:
+def _certificate_check(folder: RunFolder, contents: LedgerContents, own: PrivacySpent) -> Check:
     if not folder.certificate_path.exists():
         finished = contents.spent == mechanism_of(contents.header).releases
         detail = "none yet" + ("; make it with: sluice certificate RUN" if finished else ": the run is not finished")

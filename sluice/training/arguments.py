@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.mechanism.gates import ClippingBiasGate, Gate
+from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import Clip, GlobalScaling, ScalingRule
-from sluice.randomness.sampling import exact_sample_rate
 
 
 def sample_rate_of(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:

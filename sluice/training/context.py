@@ -16,13 +16,13 @@ from sluice.gradients.trees import apply, batch_size, padded
 from sluice.mechanism.rounding_error import BLOCK_ROWS, sum_error
 from sluice.randomness.noise import NoiseSource
 from sluice.training.batches import Batches, split_pair
-from sluice.training.weights import Updates
+from sluice.training.weights import WeightUpdater
 
 Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workbench:
+class TrainingContext:
     """The model, the optimizer and the data of one run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Workbench:
 
     gradients: PerSampleGradients
     batches: Batches
-    updates: Updates
+    updates: WeightUpdater
     noise: NoiseSource
     piece_size: int
     before_release: Callable[[int], None]
@@ -148,4 +148,4 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = was
 
 
-__all__ = ["Loss", "RawSum", "Workbench", "evaluating"]
+__all__ = ["Loss", "RawSum", "TrainingContext", "evaluating"]

@@ -19,21 +19,22 @@ from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.mechanism.gates import Gate
+from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
 from sluice.runs.folder import configuration_hash
 from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header, one_after_the_other
 from sluice.training.arguments import gate_with, sample_rate_of, scaling_with, total_releases
 from sluice.training.batches import Batches
-from sluice.training.context import Loss, Workbench
-from sluice.training.executor import Procedure
+from sluice.training.context import Loss, TrainingContext
+from sluice.training.executor import Executor
 from sluice.training.loader import PrivateLoader
-from sluice.training.selective_release import Releaser
-from sluice.training.weights import PrivateOptimizer, Updates
+from sluice.training.selective_release import SelectiveReleaseExecutor
+from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
 class PrivacyEngine:
@@ -64,8 +65,8 @@ class PrivacyEngine:
         self.accountant = accountant
         self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
         self._target_epsilon: float | None = None
-        self._promise: Promise | None = None
-        self._procedure: Procedure | None = None
+        self._promise: Mechanism | None = None
+        self._procedure: Executor | None = None
         self._recorder: LedgerRecorder | None = None
         self._capture: LoopCapture | None = None
         self._average: AveragedModel | None = None
@@ -122,7 +123,7 @@ class PrivacyEngine:
         batches = Batches(data_loader)
         rate = sample_rate_of(sample_rate, data_loader, batches.size)
         per_epoch = math.ceil(1 / rate)
-        mechanism = Mechanism(
+        mechanism = SelectiveRelease(
             sample_rate=rate,
             expected_batch_size=rate * batches.size,
             scaling=scaling_with(scaling, max_grad_norm),
@@ -143,7 +144,7 @@ class PrivacyEngine:
             )
             recorder = LedgerRecorder(Path(ledger), header=header, repeats_noise=not self.noise.secure)
 
-        bench = self._workbench(
+        context = self._context(
             module=module,
             optimizer=optimizer,
             batches=batches,
@@ -156,7 +157,7 @@ class PrivacyEngine:
             expected_batch_size=mechanism.expected_batch_size,
             loop_batch=mechanism.expected_batch_size,
         )
-        releaser = Releaser(mechanism=mechanism, bench=bench)
+        releaser = SelectiveReleaseExecutor(mechanism, context)
         if recorder is not None:
             releaser.begin_after(recorder.continue_from(0))
         self._promise, self._procedure, self._recorder = mechanism, releaser, recorder
@@ -226,7 +227,7 @@ class PrivacyEngine:
 
     def make_private_by(
         self,
-        promise: Promise,
+        promise: Mechanism,
         *,
         module: nn.Module,
         optimizer: Optimizer,
@@ -243,7 +244,7 @@ class PrivacyEngine:
         Train with `releases`. The arguments are those of `make_private`.
         """
         self._require_unused()
-        bench = self._workbench(
+        context = self._context(
             module=module,
             optimizer=optimizer,
             batches=Batches(data_loader),
@@ -255,9 +256,9 @@ class PrivacyEngine:
             before_release=before_release or (lambda number: None),
             expected_batch_size=getattr(promise, "expected_batch_size", math.inf),
         )
-        self._promise, self._procedure = promise, promise.procedure(bench)
+        self._promise, self._procedure = promise, executor_of(promise)(promise, context)
 
-    def _workbench(
+    def _context(
         self,
         *,
         module: nn.Module,
@@ -271,7 +272,7 @@ class PrivacyEngine:
         before_release: Callable[[int], None],
         expected_batch_size: float,
         loop_batch: float = 0.0,
-    ) -> Workbench:
+    ) -> TrainingContext:
         validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         validate.positive_integer(max_physical_batch_size=piece_size)
         if isinstance(optimizer, PrivateOptimizer):
@@ -280,10 +281,10 @@ class PrivacyEngine:
         if ema_decay is not None:
             validate.open_fraction(ema_decay=ema_decay)
             self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
-        self._updates = Updates(
+        self._updates = WeightUpdater(
             module=module, optimizer=optimizer, lr_scheduler=lr_scheduler, after_release=self._update_average
         )
-        return Workbench(
+        return TrainingContext(
             gradients=PerSampleGradients(
                 module,
                 loss_reduction=loss_reduction,
@@ -299,16 +300,16 @@ class PrivacyEngine:
         )
 
     def _ordinary_loop(
-        self, releaser: Releaser, *, releases_per_pass: int
+        self, releaser: SelectiveReleaseExecutor, *, releases_per_pass: int
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-        bench = releaser.bench
-        self._capture = capture = LoopCapture(bench.gradients, rows=bench.loop_rows)
-        updates = bench.updates
+        context = releaser.context
+        self._capture = capture = LoopCapture(context.gradients, rows=context.loop_rows)
+        updates = context.updates
         loader = PrivateLoader(
-            batches=bench.batches,
+            batches=context.batches,
             releaser=releaser,
             capture=capture,
-            piece_size=bench.loop_rows,
+            piece_size=context.loop_rows,
             releases_per_pass=releases_per_pass,
         )
 
@@ -323,7 +324,7 @@ class PrivacyEngine:
             else:
                 updates.nothing_released()
 
-        return bench.module, PrivateOptimizer(updates, consume=consume), loader
+        return context.module, PrivateOptimizer(updates, consume=consume), loader
 
     def releases(self, loss: Loss) -> Iterator[int]:
         """Train at full speed: one iteration for each release, which gives its number.
@@ -342,7 +343,7 @@ class PrivacyEngine:
             yield procedure.released
 
     @property
-    def mechanism(self) -> Promise:
+    def mechanism(self) -> Mechanism:
         """What this run promises: public."""
         self._running()
         assert self._promise is not None
@@ -457,7 +458,7 @@ class PrivacyEngine:
         if self._average is not None:
             self._average.update_parameters(self._module)
 
-    def _running(self) -> Procedure:
+    def _running(self) -> Executor:
         if self._procedure is None:
             raise InputError("no run is set up: call make_private or make_private_with_epsilon first.")
         return self._procedure

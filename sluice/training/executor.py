@@ -12,7 +12,7 @@ from sluice._base.interrupts import uninterrupted
 from sluice.randomness.model_state import ModelRandomness
 
 if TYPE_CHECKING:
-    from sluice.training.context import Loss, Workbench
+    from sluice.training.context import Loss, TrainingContext
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Draft(Generic[T]):
     metric: float = 0.0
 
 
-class Procedure(ABC, Generic[T]):
+class Executor(ABC, Generic[T]):
     """Makes the releases of one promise, one at a time.
 
     Every release has three stages, and a method says what happens in the first and in the last:
@@ -63,9 +63,9 @@ class Procedure(ABC, Generic[T]):
         trace: sensitive.
     """
 
-    def __init__(self, *, releases: int, bench: Workbench) -> None:
-        self.bench = bench
-        self.noise = bench.noise
+    def __init__(self, *, releases: int, context: TrainingContext) -> None:
+        self.context = context
+        self.noise = context.noise
         self.trace = PrivateTrace()
         self.released = 0
         self.lost = 0
@@ -104,7 +104,7 @@ class Procedure(ABC, Generic[T]):
     def make_release(self, loss: Loss) -> None:
         """Make the next release."""
         self.require_more()
-        self.bench.updates.check_untouched()
+        self.context.updates.check_untouched()
         with ModelRandomness(self.noise):
             self.commit(self.prepare(loss))
 
@@ -116,7 +116,7 @@ class Procedure(ABC, Generic[T]):
             number = self.spent - self._lost_before + 1
             self.lost += 1  # spent from here on, and lost until it is applied
             try:
-                self.bench.before_release(number)
+                self.context.before_release(number)
             except BaseException:
                 self.catch_up()
                 raise
@@ -175,4 +175,4 @@ class Procedure(ABC, Generic[T]):
         return
 
 
-__all__ = ["Draft", "PrivateTrace", "Procedure"]
+__all__ = ["Draft", "Executor", "PrivateTrace"]

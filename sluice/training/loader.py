@@ -10,7 +10,7 @@ from torch import Tensor
 from sluice.gradients.loop import LoopCapture
 from sluice.randomness.model_state import ModelRandomness
 from sluice.training.batches import Batches, rows_in
-from sluice.training.selective_release import Releaser
+from sluice.training.selective_release import SelectiveReleaseExecutor
 
 
 class PrivateLoader:
@@ -23,7 +23,7 @@ class PrivateLoader:
         self,
         *,
         batches: Batches,
-        releaser: Releaser,
+        releaser: SelectiveReleaseExecutor,
         capture: LoopCapture,
         piece_size: int,
         releases_per_pass: int,

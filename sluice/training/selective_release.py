@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from sluice._base.errors import SluiceError
 from sluice.gradients import Chunk
+from sluice.mechanism.attempt import Attempt, ReferenceState
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
-from sluice.training.attempt import Attempt, ReferenceState
-from sluice.training.context import Loss, RawSum, Workbench
-from sluice.training.executor import Draft, Procedure
-
-if TYPE_CHECKING:
-    from sluice.mechanism.selective_release import Mechanism
+from sluice.training.context import Loss, RawSum, TrainingContext
+from sluice.training.executor import Draft, Executor
 
 
 class GaveUpError(SluiceError):
@@ -36,7 +34,7 @@ class AcceptedBatch:
     raw_metric: float
 
 
-class Releaser(Procedure[AcceptedBatch]):
+class SelectiveReleaseExecutor(Executor[AcceptedBatch]):
     """Makes the releases of selective release, or of plain DP-SGD, one attempt at a time.
 
     Use: ``indices = begin()``; ``absorb(chunk)`` for each chunk of that batch until it says no; ``finish()``. Or
@@ -50,12 +48,12 @@ class Releaser(Procedure[AcceptedBatch]):
         was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
     """
 
-    def __init__(self, *, mechanism: Mechanism, bench: Workbench) -> None:
-        super().__init__(releases=mechanism.releases, bench=bench)
+    def __init__(self, mechanism: SelectiveRelease, context: TrainingContext) -> None:
+        super().__init__(releases=mechanism.releases, context=context)
         self.mechanism = mechanism
         self.reference: ReferenceState | None = mechanism.gate.first_reference() if mechanism.gate else None
         self._sampler = PoissonSampler(
-            dataset_size=bench.dataset_size, sample_rate=mechanism.sample_rate, source=bench.noise
+            dataset_size=context.dataset_size, sample_rate=mechanism.sample_rate, source=context.noise
         )
         self._attempt: Attempt | None = None
         self._raw_sum: RawSum | None = None
@@ -74,7 +72,7 @@ class Releaser(Procedure[AcceptedBatch]):
         return self._draft()
 
     def _attempt_passes(self, loss: Loss) -> bool:
-        for chunk in self.bench.chunks(self.begin(), loss):
+        for chunk in self.context.chunks(self.begin(), loss):
             if not self.absorb(chunk):
                 return False
         return self._is_accepted()
@@ -101,7 +99,7 @@ class Releaser(Procedure[AcceptedBatch]):
         if self._attempt is not None and not self._attempt.add(norms):
             return self._is_accepted()
         if self._raw_sum is None:
-            self._raw_sum = self.bench.raw_sum()
+            self._raw_sum = self.context.raw_sum()
         self._raw_sum.add(chunk, self.mechanism.scaling(norms))
         return True
 
@@ -119,13 +117,13 @@ class Releaser(Procedure[AcceptedBatch]):
             noise_multiplier=mechanism.noise_multiplier,
             sensitivity=mechanism.scaling.sensitivity,
             noise=self.noise,
-            sum_error=self.bench.sum_error * mechanism.scaling.sensitivity,
+            sum_error=self.context.sum_error * mechanism.scaling.sensitivity,
         )
         if mechanism.gate is not None and self.reference is not None:
             self.reference = mechanism.gate.next_reference(self.reference, content.raw_metric, self.noise)
         self._attempts_used = self._measured = 0
         self._forget()
-        self.bench.apply({name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()})
+        self.context.apply({name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()})
 
     def own_state(self) -> dict[str, Any]:
         return {"reference": None if self.reference is None else asdict(self.reference)}
@@ -149,7 +147,7 @@ class Releaser(Procedure[AcceptedBatch]):
     def _draft(self) -> Draft[AcceptedBatch]:
         attempt = self._attempt
         raw_metric = 0.0 if attempt is None else attempt.raw_metric
-        raw_sum = self.bench.raw_sum() if self._raw_sum is None else self._raw_sum
+        raw_sum = self.context.raw_sum() if self._raw_sum is None else self._raw_sum
         return Draft(
             content=AcceptedBatch(raw_sum=raw_sum.tensors(), raw_metric=raw_metric),
             attempts=self._attempts_used + (1 if attempt is None else attempt.count),

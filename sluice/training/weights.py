@@ -17,7 +17,7 @@ from sluice._base.errors import InputError
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Updates:
+class WeightUpdater:
     """Applies released gradients through the user's own optimizer and watches that nothing else changes weights.
 
     Args:
@@ -161,7 +161,7 @@ class PrivateOptimizer(Optimizer):
     stay bit for bit what they were. Like PyTorch's it returns None either way; which of the two happened is sensitive.
     """
 
-    def __init__(self, updates: Updates, *, consume: Callable[[], None]) -> None:
+    def __init__(self, updates: WeightUpdater, *, consume: Callable[[], None]) -> None:
         # Optimizer.__init__ is not called: groups, state and defaults are those of the user's optimizer.
         self._updates = updates
         self._consume = consume
@@ -206,4 +206,4 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self._updates.optimizer!r})"
 
 
-__all__ = ["PrivateOptimizer", "Updates"]
+__all__ = ["PrivateOptimizer", "WeightUpdater"]

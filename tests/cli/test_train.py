@@ -16,10 +16,10 @@ import pytest
 
 from sluice.cli import main
 from sluice.gradients import NonFiniteGradientWarning
+from sluice.mechanism.attempt import Attempt
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.runs.trace import read_trace
-from sluice.training.attempt import Attempt
-from sluice.training.selective_release import Releaser
+from sluice.training.selective_release import SelectiveReleaseExecutor
 
 QUICK = [
     "train", "--dataset", "digits", "--releases", "8", "--noise-multiplier", "2", "--accountant", "rdp",
@@ -191,13 +191,13 @@ def test_a_signal_on_a_real_process(tmp_path, sent):
 
 
 def burn_attempts(patch: pytest.MonkeyPatch) -> None:
-    original_attempt, original_begin = Releaser._attempt_passes, ClippingBiasGate.begin
+    original_attempt, original_begin = SelectiveReleaseExecutor._attempt_passes, ClippingBiasGate.begin
 
     def rejected(self: ClippingBiasGate, *args: Any, **options: Any) -> Attempt:
         original_begin(self, *args, **options)
         return Attempt(limit=0.0, count=1, measure=self.measure)
 
-    def attempt(self: Releaser, loss: Any) -> bool:
+    def attempt(self: SelectiveReleaseExecutor, loss: Any) -> bool:
         state = copy.deepcopy(self.noise.state_dict())
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(ClippingBiasGate, "begin", rejected)
@@ -205,7 +205,7 @@ def burn_attempts(patch: pytest.MonkeyPatch) -> None:
         self.noise.load_state_dict(state)
         return original_attempt(self, loss)
 
-    patch.setattr(Releaser, "_attempt_passes", attempt)
+    patch.setattr(SelectiveReleaseExecutor, "_attempt_passes", attempt)
 
 
 def test_more_rejected_attempts_change_nothing_that_is_shown_or_public(capsys, monkeypatch, tmp_path):

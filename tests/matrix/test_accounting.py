@@ -8,12 +8,12 @@ import pytest
 from scipy.special import ndtr
 
 from sluice._base.errors import InputError
+from sluice._base.grids import RELEASE_GRID, release_grid
 from sluice.accounting import create_accountant
 from sluice.accounting.matrix.accounting import accounted_coefficients, banded_event, unamplified_event
 from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
 from sluice.accounting.matrix.strategy import BandedToeplitz, identity
 from sluice.accounting.matrix.workload import prefix_sums
-from sluice.randomness.noise import RELEASE_GRID, release_grid
 
 BANDED = optimise_banded(prefix_sums(32), bands=4)
 

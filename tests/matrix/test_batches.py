@@ -8,7 +8,8 @@ import torch
 from scipy import stats
 
 from sluice._base.errors import DataError, InputError
-from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson, cyclic_sample_rate, uniform_groups
+from sluice.mechanism.rates import cyclic_sample_rate
+from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson, uniform_groups
 from sluice.randomness.noise import SeededNoise
 
 ALPHA = 1e-4

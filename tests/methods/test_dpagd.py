@@ -22,14 +22,15 @@ from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
-from sluice.methods import dpagd, dpagd_descent, promise_from_dict
+from sluice.mechanism.registry import mechanism_from_dict
+from sluice.methods import dpagd, dpagd_descent
 from sluice.methods.dpagd import AdaptiveBudget, Options, gaussian_noise, largest_rho
-from sluice.methods.dpagd_descent import LOSS_PARTS, AdaptiveDescent, averaged, loss_parts, noisy_minimum, unit_vector
+from sluice.methods.dpagd.execution import LOSS_PARTS, AdaptiveDescent, averaged, loss_parts, noisy_minimum, unit_vector
 from sluice.randomness.noise import SeededNoise
 from sluice.runs.verify import verify_run
 from sluice.training.batches import Batches
-from sluice.training.context import Workbench
-from sluice.training.weights import Updates
+from sluice.training.context import TrainingContext
+from sluice.training.weights import WeightUpdater
 
 
 def promise(**changes: Any) -> AdaptiveBudget:
@@ -55,24 +56,24 @@ QUIET: dict[str, Any] = {"rho": 1e18, "gradient_rho": 1e14, "selection_rho": 1e1
 """Budgets at which noise is next to nothing."""
 
 
-def bench(*, count: int = 64, seed: int = 0, before_release: Callable[[int], None] | None = None) -> Workbench:
+def bench(*, count: int = 64, seed: int = 0, before_release: Callable[[int], None] | None = None) -> TrainingContext:
     """Logistic regression: small and convex."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(count, 4, generator=generator)
     y = (x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.5 * torch.randn(count, generator=generator) > 0).long()
     torch.manual_seed(1)
     model = nn.Linear(4, 2)
-    return Workbench(
+    return TrainingContext(
         gradients=PerSampleGradients(model, loss_reduction="mean"),
         batches=Batches(TensorDataset(x, y)),
-        updates=Updates(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
+        updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
         noise=SeededNoise(seed),
         piece_size=50,
         before_release=before_release or (lambda number: None),
     )
 
 
-def all_records(work: Workbench) -> tuple[Tensor, Tensor]:
+def all_records(work: TrainingContext) -> tuple[Tensor, Tensor]:
     dataset: Any = work.batches.dataset
     return dataset.tensors
 
@@ -113,13 +114,13 @@ def test_candidates_are_undone(monkeypatch):
     work = bench()
     descent = AdaptiveDescent(promise(), work)
     tried: list[Tensor] = []
-    raw_losses = Workbench.raw_losses
+    raw_losses = TrainingContext.raw_losses
 
-    def watched(self: Workbench, indices: Tensor, loss: Any) -> Tensor:
+    def watched(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
         tried.append(flat(self.updates.weights()))
         return raw_losses(self, indices, loss)
 
-    monkeypatch.setattr(Workbench, "raw_losses", watched)
+    monkeypatch.setattr(TrainingContext, "raw_losses", watched)
     monkeypatch.setattr(dpagd_descent, "noisy_minimum", lambda raw_sums, rho, noise: 0)
     before = work.updates.weights()
     descent.make_release(F.cross_entropy)
@@ -136,12 +137,12 @@ def test_candidates_are_undone_after_an_error_too(monkeypatch):
     descent = AdaptiveDescent(promise(), work)
     before = work.updates.weights()
 
-    def fail(self: Workbench, indices: Tensor, loss: Any) -> Tensor:
+    def fail(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
         if not torch.equal(flat(self.updates.weights()), flat(before)):
             raise KeyboardInterrupt
         return torch.zeros(1)
 
-    monkeypatch.setattr(Workbench, "raw_losses", fail)
+    monkeypatch.setattr(TrainingContext, "raw_losses", fail)
     with pytest.raises(KeyboardInterrupt):
         descent.make_release(F.cross_entropy)
     assert all(torch.equal(before[name], part) for name, part in work.updates.weights().items())
@@ -250,7 +251,7 @@ class FakeDescent(AdaptiveDescent):
 
     def _noisy_sum_of_gradients(self, sample: Tensor, loss: Any, *, rho: float) -> dict[str, Tensor]:
         self.exact += [rho, self.promise.selection_rho]
-        return {name: torch.ones_like(part) for name, part in self.bench.updates.weights().items()}
+        return {name: torch.ones_like(part) for name, part in self.context.updates.weights().items()}
 
     def _raw_losses_along(self, direction: Any, steps: Any, loss: Any) -> Tensor:
         pick = self._picks[self._made % len(self._picks)]
@@ -339,10 +340,10 @@ def test_one_more_record_moves_all_sums_the_same_way_by_at_most_one_bound():
         x, y = 5 * torch.randn(64, 4, generator=generator), torch.randint(2, (64,), generator=generator)
         torch.manual_seed(1)
         model = nn.Linear(4, 2)
-        work = Workbench(
+        work = TrainingContext(
             gradients=PerSampleGradients(model, loss_reduction="mean"),
             batches=Batches(TensorDataset(x[:count], y[:count])),
-            updates=Updates(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
+            updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
             noise=SeededNoise(0),
             piece_size=64,
             before_release=lambda number: None,
@@ -487,9 +488,9 @@ def test_bad_options_are_refused_by_name(options):
 
 def test_a_promise_survives_its_ledger():
     one = promise()
-    assert promise_from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert mechanism_from_dict(json.loads(json.dumps(one.to_dict()))) == one
     with pytest.raises(InputError, match="lacks gamma"):
-        promise_from_dict({name: value for name, value in one.to_dict().items() if name != "gamma"})
+        mechanism_from_dict({name: value for name, value in one.to_dict().items() if name != "gamma"})
 
 
 # Whole runs.

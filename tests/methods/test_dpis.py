@@ -22,16 +22,17 @@ from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
+from sluice.mechanism.registry import mechanism_from_dict
 from sluice.mechanism.scaling import MARGIN
-from sluice.methods import dpis, promise_from_dict
+from sluice.methods import dpis
 from sluice.methods.dpis import ImportanceSampling, Options
-from sluice.methods.dpis_release import CLIP_RAMP, LEAST_SHARE, ImportanceReleaser, shares
+from sluice.methods.dpis.execution import CLIP_RAMP, LEAST_SHARE, ImportanceReleaser, shares
 from sluice.randomness.noise import SeededNoise
 from sluice.runs.verify import verify_run
 from sluice.training.batches import Batches
-from sluice.training.context import Workbench
+from sluice.training.context import TrainingContext
 from sluice.training.engine import PrivacyEngine
-from sluice.training.weights import Updates
+from sluice.training.weights import WeightUpdater
 
 RUNS = 600
 
@@ -53,13 +54,13 @@ def promise(**changes: Any) -> ImportanceSampling:
     return ImportanceSampling(**{**values, **changes})
 
 
-def bench(inputs: Tensor, targets: Tensor, *, lr: float = 1.0, seed: int = 0) -> Workbench:
+def bench(inputs: Tensor, targets: Tensor, *, lr: float = 1.0, seed: int = 0) -> TrainingContext:
     torch.manual_seed(0)
     model = nn.Linear(inputs.shape[1], 1)
-    return Workbench(
+    return TrainingContext(
         gradients=PerSampleGradients(model, loss_reduction="mean"),
         batches=Batches(TensorDataset(inputs, targets)),
-        updates=Updates(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr)),
+        updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr)),
         noise=SeededNoise(seed),
         piece_size=16,
         before_release=lambda number: None,
@@ -72,7 +73,7 @@ def records(count: int, *, width: int = 3, seed: int = 1) -> tuple[Tensor, Tenso
     return torch.randn(count, width, generator=generator) * scales, torch.randn(count, 1, generator=generator)
 
 
-def each_gradient(work: Workbench) -> Tensor:
+def each_gradient(work: TrainingContext) -> Tensor:
     """Row i is the gradient of record i, one at a time by autograd."""
     rows = []
     for index in range(work.dataset_size):
@@ -407,9 +408,9 @@ def test_scaling_has_no_effect_and_is_refused():
 
 def test_a_promise_survives_its_ledger():
     one = promise()
-    assert promise_from_dict(one.to_dict()) == one
+    assert mechanism_from_dict(one.to_dict()) == one
     with pytest.raises(InputError, match="unknown keys surprise"):
-        promise_from_dict({**one.to_dict(), "surprise": 1})
+        mechanism_from_dict({**one.to_dict(), "surprise": 1})
     with pytest.raises(InputError, match="wanted_rate"):
         promise(wanted_rate=0.6)
 

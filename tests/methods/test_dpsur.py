@@ -79,17 +79,17 @@ def test_a_planted_bad_step_is_rejected_and_leaves_no_trace(optimizer, monkeypat
 
 
 def test_both_losses_are_taken_on_the_same_fresh_batch(monkeypatch):
-    from sluice.training.context import Workbench
+    from sluice.training.context import TrainingContext
 
     engine, _, _ = run(mechanism())
     seen: list[Tensor] = []
-    honest = Workbench.raw_losses
+    honest = TrainingContext.raw_losses
 
-    def watched(self: Workbench, indices: Tensor, loss: Any) -> Tensor:
+    def watched(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
         seen.append(indices)
         return honest(self, indices, loss)
 
-    monkeypatch.setattr(Workbench, "raw_losses", watched)
+    monkeypatch.setattr(TrainingContext, "raw_losses", watched)
     for _ in engine.releases(F.cross_entropy):
         pass
     pairs = list(zip(seen[::2], seen[1::2], strict=True))

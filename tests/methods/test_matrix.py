@@ -16,12 +16,12 @@ from sluice._base.errors import InputError
 from sluice.accounting.matrix.strategy import BandedToeplitz, identity
 from sluice.accounting.matrix.workload import momentum_workload
 from sluice.data import DataSplits, load
-from sluice.experiments.planning import privacy_figures
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import TrainSettings, settings_from
-from sluice.mechanism.base import Promise
-from sluice.mechanism.selective_release import Mechanism
-from sluice.methods import matrix_plan, planned_mechanism, promise_from_dict
+from sluice.mechanism.base import Mechanism
+from sluice.mechanism.registry import mechanism_from_dict
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.methods import matrix_plan, planned_mechanism
 from sluice.methods.matrix import MatrixMechanism
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import joint_spending
@@ -63,7 +63,7 @@ def test_every_kind_of_batches_trains_resumes_and_is_verified(batches, digits, t
         stopped, never = (tmp_path / run / "public" / name for run in ("stopped", "whole"))
         assert stopped.read_bytes() == never.read_bytes()
     assert verify_run(tmp_path / "whole").holds
-    assert whole.mechanism == promise_from_dict(json.loads(json.dumps(whole.mechanism.to_dict())))
+    assert whole.mechanism == mechanism_from_dict(json.loads(json.dumps(whole.mechanism.to_dict())))
 
 
 def test_runs_whose_events_do_not_compose_are_added(digits, tmp_path):
@@ -72,7 +72,7 @@ def test_runs_whose_events_do_not_compose_are_added(digits, tmp_path):
         Training(settings=quick(batches), splits=digits).start(tmp_path / name)
         contents.append(read_ledger(Path(tmp_path / name / "public" / "ledger.jsonl")))
     joint = joint_spending(contents)
-    promises = [promise_from_dict(each.header.mechanism) for each in contents]
+    promises = [mechanism_from_dict(each.header.mechanism) for each in contents]
     apart = [promise.epsilon_after(12, delta=5e-4, accountant="pld") for promise in promises]
     assert joint.epsilon == pytest.approx(sum(apart))
 
@@ -172,9 +172,9 @@ def test_more_bands_than_batches_in_an_epoch_are_refused():
 def test_a_strategy_that_its_sampling_has_no_proof_for_is_refused_in_a_ledger_too():
     promise = planned_mechanism(quick("cyclic-poisson"), dataset_size=1437)
     with pytest.raises(InputError, match="groups=2"):
-        promise_from_dict({**promise.to_dict(), "groups": 2})
+        mechanism_from_dict({**promise.to_dict(), "groups": 2})
     with pytest.raises(InputError, match="certificate=None"):
-        promise_from_dict({**promise.to_dict(), "batches": "balls-in-bins"})
+        mechanism_from_dict({**promise.to_dict(), "batches": "balls-in-bins"})
 
 
 def test_calibration_meets_the_budget_and_picks_the_bands_with_the_least_error():
@@ -187,7 +187,7 @@ def test_calibration_meets_the_budget_and_picks_the_bands_with_the_least_error()
     assert promise.epsilon_after(100, delta=1e-5, accountant="pld") < 1.5
 
 
-def error(promise: Promise, settings: TrainSettings) -> float:
+def error(promise: Mechanism, settings: TrainSettings) -> float:
     """Root mean squared error of the iterates that all of the noise makes."""
     assert isinstance(promise, MatrixMechanism)
     workload = momentum_workload(settings.releases, settings.momentum)
@@ -209,7 +209,7 @@ def test_conditional_composition_is_never_worse_than_plain_dp_sgd_unless_it_is_t
         {"method": "dpsgd", "dataset": "mnist", "epsilon": 1.0, "releases": 100, "batch_size": settings.batch_size}
     )
     independent = planned_mechanism(plain, dataset_size=60000)
-    assert isinstance(independent, Mechanism)
+    assert isinstance(independent, SelectiveRelease)
     plain_error = independent.noise_multiplier * identity().error(momentum_workload(100, settings.momentum)).mean
     assert error(promise, settings) <= 1.003 * plain_error
     # Two bands are much worse here, so the choice mattered; and one band is announced for what it is.
@@ -244,9 +244,9 @@ def test_a_forged_certificate_does_not_hold():
     promise = planned_mechanism(settings, dataset_size=1437)
     described = promise.to_dict()
     honest = promise.epsilon_after(12, delta=1e-3, accountant="pld")
-    [figure] = privacy_figures(promise, delta=1e-3)
+    [figure] = promise.report(delta=1e-3)
     assert figure.meaning.startswith("proved, by Monte Carlo")
     assert honest == described["certificate"]["epsilon"]
     described["certificate"] = {**described["certificate"], "epsilon": honest / 3}
-    forged = promise_from_dict(described)
+    forged = mechanism_from_dict(described)
     assert forged.epsilon_after(12, delta=1e-3, accountant="pld") > 0.8 * honest

@@ -13,10 +13,10 @@ import pytest
 
 from sluice._base.errors import InputError
 from sluice.data import DataSplits, load
-from sluice.experiments.planning import privacy_figures
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import TrainSettings, default_settings, settings_from, settings_of
-from sluice.methods import METHODS, method_of, planned_mechanism, promise_from_dict
+from sluice.mechanism.registry import mechanism_from_dict
+from sluice.methods import METHODS, method_of, planned_mechanism
 from sluice.methods.reference import nearest
 from sluice.runs.certificate import schema
 from sluice.runs.verify import verify_run
@@ -63,7 +63,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(method, digits, tmp_path)
     recorded = recorded_run(tmp_path / "stopped")
     Training(settings=recorded.settings, mechanism=recorded.mechanism, splits=digits).resume(tmp_path / "stopped")
     assert public_files(tmp_path / "stopped") == public_files(tmp_path / "whole")
-    assert whole.mechanism == promise_from_dict(json.loads(json.dumps(whole.mechanism.to_dict())))
+    assert whole.mechanism == mechanism_from_dict(json.loads(json.dumps(whole.mechanism.to_dict())))
     for run in ("whole", "stopped"):
         assert verify_run(tmp_path / run).holds
     certificate = json.loads((tmp_path / "whole" / "public" / "certificate.json").read_text())
@@ -76,7 +76,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(method, digits, tmp_path)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_proof_that_is_advertised_is_the_one_that_there_is(method):
     promise = planned_mechanism(quick(method), dataset_size=1437)
-    guaranteed = [figure for figure in privacy_figures(promise, delta=1e-5) if figure.guaranteed]
+    guaranteed = [figure for figure in promise.report(delta=1e-5) if figure.guaranteed]
     assert bool(guaranteed) == promise.provable == method_of(method).proves.startswith("epsilon")
     assert bool(promise.unproved_because) != promise.provable
     epsilons = [promise.epsilon_after(4, delta=1e-5, accountant=name) for name in promise.accountants if guaranteed]

@@ -16,9 +16,8 @@ from torch.utils.data import TensorDataset
 
 from sluice import methods
 from sluice._base.errors import InputError
-from sluice.experiments.planning import privacy_figures
 from sluice.experiments.settings import TrainSettings, assignment, settings_from
-from sluice.mechanism.base import Promise
+from sluice.mechanism.base import Mechanism
 from sluice.methods import METHODS, planned_mechanism
 from sluice.training.engine import PrivacyEngine
 
@@ -69,7 +68,7 @@ def settings(method: str, options: dict[str, Any], **overrides: Any) -> TrainSet
     return settings_from({**given, **overrides})
 
 
-def make_three_releases(promise: Promise) -> bool:
+def make_three_releases(promise: Mechanism) -> bool:
     """Whether the weights are still numbers."""
     model = nn.Linear(5, 3)
     engine = PrivacyEngine(seed=1)
@@ -92,7 +91,7 @@ def test_an_absurd_value_gives_a_plan_that_works_or_a_sentence(method, option, o
                 promise = planned_mechanism(settings(method, {**others, option: value}, **given), dataset_size=RECORDS)
             except InputError:
                 continue
-            figures = privacy_figures(promise, delta=1e-3)
+            figures = promise.report(delta=1e-3)
             assert all(figure.value > 0 for figure in figures), (option, value)
             assert promise.summary
             assert make_three_releases(promise), (option, value)
@@ -110,7 +109,7 @@ def test_absurd_budgets_of_correlated_noise_give_a_plan_or_a_sentence(name, batc
             promise = planned_mechanism(settings("matrix", options, **{name: value}), dataset_size=RECORDS)
         except InputError:
             continue
-        figures = privacy_figures(promise, delta=0.5)
+        figures = promise.report(delta=0.5)
         assert all(figure.value >= 0 for figure in figures), value
 
 
@@ -172,7 +171,7 @@ def test_an_accountant_without_a_proof_is_refused_before_anything_is_calibrated(
     with pytest.raises(InputError, match=f"accountant='{accountant}' is not allowed for method='{method}'"):
         settings_from({"method": method, "options": options, "accountant": accountant})
 
-    def never(settings: TrainSettings, dataset_size: int) -> Promise:
+    def never(settings: TrainSettings, dataset_size: int) -> Mechanism:
         raise AssertionError("planned")
 
     chosen = TrainSettings(method=method, options=options, accountant=accountant)

@@ -9,7 +9,7 @@ import pytest
 from sluice._base.storage import write_atomically
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import GlobalScaling
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader
 from sluice.runs.trace import TraceFile, TraceRow
@@ -34,7 +34,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         **header: object,
     ) -> RunFolder:
         gate = ClippingBiasGate(gate_noise=1.0, reference_noise=10.0, small_norm=1.0, hidden_reference=hidden)
-        mechanism = Mechanism(
+        mechanism = SelectiveRelease(
             sample_rate=0.02,
             expected_batch_size=20.0,
             scaling=GlobalScaling(bound=8.0),

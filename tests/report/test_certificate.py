@@ -9,7 +9,7 @@ import pytest
 from sluice._base.rounding import rounded_up
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
-from sluice.mechanism.selective_release import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.runs.certificate import build_certificate, disagreements, schema, write_certificate
 from sluice.runs.ledger import Ledger, read_ledger
 from sluice.runs.pages import headline, html_page, markdown_page
@@ -71,7 +71,7 @@ def test_the_schema_refuses_a_seeded_guarantee_and_an_unproved_epsilon(make_run)
 def test_epsilon_is_that_of_a_fresh_accountant(make_run, name, accountant):
     """Composed here release by release from the mechanism, not through the ledger's own path."""
     folder = make_run(made=5, preparation=(6.0,), accountant=name)
-    mechanism = Mechanism.from_dict(read_ledger(folder.ledger_path).header.mechanism)
+    mechanism = SelectiveRelease.from_dict(read_ledger(folder.ledger_path).header.mechanism)
     expected = accountant().compose(mechanism.event_after(0)).compose(mechanism.release_event, 8).get_epsilon(1e-5)
     assert build_certificate(folder)["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-9)
 

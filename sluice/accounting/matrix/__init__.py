@@ -25,17 +25,11 @@ from sluice.accounting.matrix.strategy import (
     strategy_from_dict,
 )
 from sluice.accounting.matrix.workload import Workload, momentum_workload, prefix_sums
-from sluice.randomness.correlated import CorrelatedNoise, CorrelatedRelease
-from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson, cyclic_sample_rate
 
 __all__ = [
-    "BallsInBins",
     "BandedToeplitz",
     "BufferedLinearToeplitz",
     "ConditionalEpsilon",
-    "CorrelatedNoise",
-    "CorrelatedRelease",
-    "CyclicPoisson",
     "MonteCarloDelta",
     "Strategy",
     "StrategyError",
@@ -44,7 +38,6 @@ __all__ = [
     "banded_event",
     "calibrate_balls_in_bins",
     "conditional_epsilon",
-    "cyclic_sample_rate",
     "identity",
     "momentum_workload",
     "monte_carlo_delta",

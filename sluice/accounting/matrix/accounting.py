@@ -10,11 +10,11 @@ from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.grids import RELEASE_GRID
 from sluice.accounting.events import plain_release
 from sluice.accounting.matrix import series
 from sluice.accounting.matrix.series import Series
 from sluice.accounting.matrix.strategy import BandedToeplitz, Strategy
-from sluice.randomness.noise import RELEASE_GRID
 
 LOWEST_NOISE = 0.01
 HIGHEST_NOISE = 1e6

@@ -23,7 +23,6 @@ from sluice._base import codec as serial
 from sluice._base.errors import SluiceError
 from sluice._base.storage import parse_json, read_bytes, write_atomically
 from sluice.data import DataSplits
-from sluice.experiments.planning import privacy_figures
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import Progress, Training, TrainResult, recorded_run
 from sluice.experiments.settings import TrainSettings, default_settings
@@ -136,7 +135,7 @@ def _splits(dataset: str, features: str, data_dir: Path | None) -> DataSplits:
 
 def _description(planned: PlannedCell, trained: TrainResult) -> dict[str, Any]:
     settings, cell = planned.settings, planned.cell
-    figures = privacy_figures(trained.mechanism, delta=trained.delta)
+    figures = trained.mechanism.report(delta=trained.delta)
     return {
         "dataset": cell.dataset,
         "method": cell.method,

@@ -27,11 +27,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
-from torch import Tensor
 
 from sluice._base import codec as serial
 from sluice._base import validate
@@ -45,24 +43,15 @@ from sluice.accounting.dpsur import (
     claimed_dpsur_account,
     enough_attempts,
     give_up_probability,
-    most_attempts_at_once,
     paper_dpsur_account,
 )
 from sluice.accounting.search import smallest_reaching
-from sluice.experiments.planning import scaling_rule
-from sluice.mechanism.base import Claim, Promise
+from sluice.mechanism.base import Claim, Mechanism
+from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import ScalingRule, scaling_from_dict
-from sluice.methods.base import Method
+from sluice.methods.base import Method, RunSettings
 from sluice.methods.reference import NOISE, nearest, scattering_settings
-from sluice.randomness.noise import noisy_sum
-from sluice.randomness.sampling import PoissonSampler, exact_sample_rate
-from sluice.training.attempt import RAREST_USEFUL_ATTEMPT
-from sluice.training.context import Loss, Workbench
-from sluice.training.executor import Draft, Procedure
-from sluice.training.selective_release import GaveUpError
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+from sluice.methods.selective import scaling_rule
 
 _LARGEST_NOISE = 100.0
 
@@ -94,7 +83,7 @@ class DpsurOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpsurMechanism(Promise):
+class DpsurMechanism(Mechanism):
     """What a run of DPSUR promises. Every field is public.
 
     Attributes:
@@ -203,9 +192,6 @@ class DpsurMechanism(Promise):
             ("attempts", "no cap" if self.max_attempts is None else f"at most {self.max_attempts:,}, all charged"),
         )
 
-    def procedure(self, bench: Workbench) -> SelectiveUpdates:
-        return SelectiveUpdates(self, bench)
-
     def to_dict(self) -> dict[str, Any]:
         data = {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
         if self.max_attempts is None:
@@ -221,104 +207,7 @@ class DpsurMechanism(Promise):
         return cls(**{**given, "scaling": scaling_from_dict(data["scaling"])})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accepted:
-    """A candidate that passed the test, and how many attempts it took. The number is sensitive."""
-
-    gradient: dict[str, Tensor]
-    attempts: int
-
-
-class SelectiveUpdates(Procedure[Accepted]):
-    """Makes candidates until one is accepted, or the run has used up its attempts.
-
-    Guarantee:
-        What is applied has the law that docs/accounting.md, sections 8.1 and 8.4, describe. A candidate is tried out and
-        put back, so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state
-        are bit for bit as before. Whatever is shown depends on at most ``max_attempts`` attempts; those of a release that
-        was lost are not known and count as the most that one release may make.
-    """
-
-    def __init__(self, promise: DpsurMechanism, bench: Workbench) -> None:
-        super().__init__(releases=promise.releases, bench=bench)
-        self._promise = promise
-        self._attempts = 0
-        self._most_at_once = most_attempts_at_once(promise.release)
-        if promise.max_attempts is None and math.exp(promise.release.log_acceptance_max) < RAREST_USEFUL_ATTEMPT:
-            raise InputError(
-                f"threshold={promise.threshold} is not allowed without max_attempts: no candidate would ever be accepted. "
-                "Raise it, or set max_attempts."
-            )
-        size = bench.dataset_size
-        self._batches = PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=bench.noise)
-        self._tests = PoissonSampler(dataset_size=size, sample_rate=promise.validation_rate, source=bench.noise)
-
-    def prepare(self, loss: Loss) -> Draft[Accepted]:
-        attempts = measured = 0
-        while attempts < self._attempts_left:
-            attempts += 1
-            indices = self._batches.sample()
-            measured += len(indices)
-            candidate = self._noisy_gradient(indices, loss)
-            tested = self._tests.sample()
-            raw_before = self.bench.raw_losses(tested, loss)
-            with self.bench.updates.trial():
-                self.bench.updates.step(candidate)
-                raw_change = self._raw_change(raw_before, self.bench.raw_losses(tested, loss))
-            if self._passes(raw_change):
-                accepted = Accepted(gradient=candidate, attempts=attempts)
-                return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
-        raise GaveUpError(
-            f"the run used up its attempts (max_attempts={self._promise.max_attempts}) at release {self.spent + 1} and stops "
-            "here. What was released so far stands and is accounted for."
-        )
-
-    def apply(self, content: Accepted) -> None:
-        self._attempts += content.attempts
-        self.bench.apply(content.gradient)
-
-    @property
-    def _attempts_left(self) -> float:
-        """How many attempts the next release may make."""
-        if self._promise.max_attempts is None:
-            return math.inf
-        left = self._promise.max_attempts - self._attempts - self.lost * self._most_at_once
-        return min(left, self._most_at_once)
-
-    def own_state(self) -> dict[str, Any]:
-        return {"attempts": self._attempts}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        self._attempts = state.get("attempts", 0)  # runs of earlier versions have no cap and count none
-
-    def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
-        scaling, raw_sum = self._promise.scaling, self.bench.raw_sum()
-        for chunk in self.bench.chunks(indices, loss):
-            raw_sum.add(chunk, scaling(chunk.norms))
-        gradient = raw_sum.tensors()
-        noisy_sum(
-            list(gradient.values()),
-            noise_multiplier=self._promise.noise_multiplier,
-            sensitivity=scaling.sensitivity,
-            noise=self.noise,
-            sum_error=self.bench.sum_error * scaling.sensitivity,
-        )
-        return {name: noisy.div_(self._promise.expected_batch_size) for name, noisy in gradient.items()}
-
-    def _raw_change(self, raw_before: Tensor, raw_after: Tensor) -> float:
-        """The clipped change of the loss. One that is not a number counts as the worst there is."""
-        clip = self._promise.loss_clip
-        raw_change = float((raw_after - raw_before).sum()) / self._promise.expected_validation_size
-        return min(max(raw_change, -clip), clip) if math.isfinite(raw_change) else clip
-
-    def _passes(self, raw_change: float) -> bool:
-        clip = self._promise.loss_clip
-        std = 2 * clip * self._promise.validation_noise
-        noise = float(self.noise.normal((1,), std, dtype=torch.float64))
-        return raw_change + noise < self._promise.threshold * clip
-
-
-def plan(settings: TrainSettings, dataset_size: int) -> DpsurMechanism:
+def plan(settings: RunSettings, dataset_size: int) -> DpsurMechanism:
     """The mechanism with the noise that is given, or calibrated to the budget by the account that is asked for."""
     options: DpsurOptions = settings.own_options
     rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
@@ -371,7 +260,7 @@ def plan(settings: TrainSettings, dataset_size: int) -> DpsurMechanism:
     return capped(found.x)
 
 
-def _max_attempts(promise: DpsurMechanism, settings: TrainSettings) -> int:
+def _max_attempts(promise: DpsurMechanism, settings: RunSettings) -> int:
     """The cap on attempts of the whole run: as given, or enough for almost every run."""
     if settings.max_attempts is None:
         return enough_attempts(promise.release, releases=settings.releases)

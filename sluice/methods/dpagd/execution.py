@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sluice.mechanism.scaling import Clip
+from sluice.methods.dpagd import AdaptiveBudget, usable_rho
 from sluice.randomness.noise import NoiseSource, noisy_sum
 from sluice.randomness.sampling import PoissonSampler
-from sluice.training.context import Loss, Workbench
-from sluice.training.executor import Draft, Procedure
-
-if TYPE_CHECKING:
-    from sluice.methods.dpagd import AdaptiveBudget
+from sluice.training.context import Loss, TrainingContext
+from sluice.training.executor import Draft, Executor
 
 # Losses are counted in this many parts of the clipping bound, as whole numbers: their sums are exact.
 LOSS_PARTS = 2**30
-
-# Of the budget, so much is not used: more than all rounding errors in adding up what was spent.
-_RESERVE = 2.0**-40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +37,7 @@ class Measurement:
     step: float
 
 
-class AdaptiveDescent(Procedure[Measurement]):
+class AdaptiveDescent(Executor[Measurement]):
     """Makes the measurements of DPAGD. One "release" is one of them: a gradient and a selection, with a step or without.
 
     Attributes:
@@ -56,8 +51,8 @@ class AdaptiveDescent(Procedure[Measurement]):
         steps and budgets. Measurements that a crash took are charged the most that they can have cost.
     """
 
-    def __init__(self, promise: AdaptiveBudget, bench: Workbench) -> None:
-        super().__init__(releases=promise.releases, bench=bench)
+    def __init__(self, promise: AdaptiveBudget, context: TrainingContext) -> None:
+        super().__init__(releases=promise.releases, context=context)
         self.promise = promise
         self.spent_rho = 0.0
         self.gradient_rho = promise.gradient_rho
@@ -104,10 +99,10 @@ class AdaptiveDescent(Procedure[Measurement]):
             self._noisy_gradient = None
             self._refresh(content.step)
             direction = unit_vector(content.noisy_gradient)
-            self.bench.updates.move(moved(self.bench.updates.weights(), direction, content.step))
+            self.context.updates.move(moved(self.context.updates.weights(), direction, content.step))
 
     def _sample(self, rate: float) -> Tensor:
-        return PoissonSampler(dataset_size=self.bench.dataset_size, sample_rate=rate, source=self.noise).sample()
+        return PoissonSampler(dataset_size=self.context.dataset_size, sample_rate=rate, source=self.noise).sample()
 
     def _noisy_sum_of_gradients(self, sample: Tensor, loss: Loss, *, rho: float) -> dict[str, Tensor]:
         """The sum of clipped gradients with noise.
@@ -115,8 +110,8 @@ class AdaptiveDescent(Procedure[Measurement]):
         Guarantee:
             A Gaussian mechanism with noise multiplier ``1 / sqrt(2 rho)``: rho-zCDP.
         """
-        raw_sum = self.bench.raw_sum()
-        for chunk in self.bench.chunks(sample, loss):
+        raw_sum = self.context.raw_sum()
+        for chunk in self.context.chunks(sample, loss):
             raw_sum.add(chunk, self._rule(chunk.norms))
         gradient = raw_sum.tensors()
         noisy_sum(
@@ -124,7 +119,7 @@ class AdaptiveDescent(Procedure[Measurement]):
             noise_multiplier=1 / math.sqrt(2 * rho),
             sensitivity=self._rule.sensitivity,
             noise=self.noise,
-            sum_error=self.bench.sum_error * self._rule.sensitivity,
+            sum_error=self.context.sum_error * self._rule.sensitivity,
         )
         return gradient
 
@@ -132,12 +127,12 @@ class AdaptiveDescent(Procedure[Measurement]):
         """The summed losses after each step, of the same records: whole numbers, sensitive. The weights come back."""
         sample = self._sample(self.promise.loss_rate)
         raw_sums = []
-        weights = self.bench.updates.weights()
-        with torch.no_grad(), self.bench.updates.trial() as parameters:
+        weights = self.context.updates.weights()
+        with torch.no_grad(), self.context.updates.trial() as parameters:
             for step in steps:
                 for name, value in moved(weights, direction, step).items():
                     parameters[name].copy_(value)
-                raw_losses = self.bench.raw_losses(sample, loss)
+                raw_losses = self.context.raw_losses(sample, loss)
                 raw_sums.append(loss_parts(raw_losses, loss_clip=self.promise.loss_clip).sum())
         return torch.stack(raw_sums)
 
@@ -175,11 +170,6 @@ class AdaptiveDescent(Procedure[Measurement]):
             most *= 1 + self.promise.gamma
         self.spent_rho = min(self.spent_rho, self.promise.rho)
         self._lost_and_paid = self.lost
-
-
-def usable_rho(rho: float) -> float:
-    """The part of a budget that measurements may spend."""
-    return rho * (1 - _RESERVE)
 
 
 def moved(weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:

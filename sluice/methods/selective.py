@@ -1,26 +1,22 @@
-"""From settings to the mechanism of selective release, before any record is read; and what a promise costs."""
+"""From settings to the mechanism of selective release, before any record is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from scipy.stats import norm
 
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import Calibration, calibrate
 from sluice.accounting.gate_calibration import REFERENCE_RATIO
-from sluice.mechanism.base import Promise
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
-from sluice.mechanism.selective_release import Mechanism
-from sluice.randomness.sampling import exact_sample_rate
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.methods.base import RunSettings
 
 
-def selective_mechanism(settings: TrainSettings, dataset_size: int) -> Mechanism:
+def selective_mechanism(settings: RunSettings, dataset_size: int) -> SelectiveRelease:
     """The mechanism of a run with a gate, or of plain DP-SGD: with the noise that is given, or calibrated to the budget by the sound accountant.
 
     Where ``noise_multiplier`` is given, a gate noise that is left open is the same number, as in the DPSR-CG paper, and
@@ -28,7 +24,7 @@ def selective_mechanism(settings: TrainSettings, dataset_size: int) -> Mechanism
     """
     rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
     noise_multiplier, gate = _noise_and_gate(settings, rate, expected_batch_size=rate * dataset_size)
-    mechanism = Mechanism(
+    mechanism = SelectiveRelease(
         sample_rate=rate,
         expected_batch_size=rate * dataset_size,
         scaling=scaling_rule(settings),
@@ -42,39 +38,7 @@ def selective_mechanism(settings: TrainSettings, dataset_size: int) -> Mechanism
     return mechanism
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrivacyFigure:
-    """One accountant's figure for a mechanism.
-
-    ``guaranteed`` tells whether it is a bound that is proved; ``meaning`` says in a few words what it is.
-    """
-
-    accountant: str
-    value: float
-    guaranteed: bool
-    meaning: str
-
-
-def privacy_figures(mechanism: Promise, *, delta: float) -> tuple[PrivacyFigure, ...]:
-    """What a whole run costs by each accountant, stopped early or not: the tightest proof first, claims last.
-
-    Guarantee:
-        A function of public values alone. Nothing is called guaranteed unless a sound accountant says it.
-    """
-    figures = []
-    if mechanism.provable:
-        for name in mechanism.accountants:
-            value = mechanism.epsilon_after(mechanism.releases, delta=delta, accountant=name)
-            figures.append(
-                PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=mechanism.meaning(name))
-            )
-    for claim in mechanism.claims_after(mechanism.releases, delta=delta):
-        meaning = f"{claim.reading} reading: no guarantee"
-        figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))
-    return tuple(figures)
-
-
-def _noise_and_gate(settings: TrainSettings, rate: float, *, expected_batch_size: float) -> tuple[float, Gate | None]:
+def _noise_and_gate(settings: RunSettings, rate: float, *, expected_batch_size: float) -> tuple[float, Gate | None]:
     gate = _bias_gate(settings, expected_batch_size)
     if settings.noise_multiplier is not None:
         sigma = settings.noise_multiplier
@@ -88,7 +52,7 @@ def _noise_and_gate(settings: TrainSettings, rate: float, *, expected_batch_size
     return chosen.noise_multiplier, chosen.gate
 
 
-def _calibrated(settings: TrainSettings, rate: float, gate: Gate | None) -> Calibration:
+def _calibrated(settings: RunSettings, rate: float, gate: Gate | None) -> Calibration:
     return calibrate(
         sample_rate=rate,
         releases=settings.releases,
@@ -99,13 +63,13 @@ def _calibrated(settings: TrainSettings, rate: float, gate: Gate | None) -> Cali
     )
 
 
-def _with_noise(gate: ClippingBiasGate, settings: TrainSettings, sigma: float) -> ClippingBiasGate:
+def _with_noise(gate: ClippingBiasGate, settings: RunSettings, sigma: float) -> ClippingBiasGate:
     gate_noise = sigma if settings.gate_noise is None else settings.gate_noise
     reference_noise = REFERENCE_RATIO * sigma if settings.reference_noise is None else settings.reference_noise
     return replace(gate, gate_noise=gate_noise, reference_noise=reference_noise)
 
 
-def scaling_rule(settings: TrainSettings) -> ScalingRule:
+def scaling_rule(settings: RunSettings) -> ScalingRule:
     """From gradient norms to weights, as the settings name it."""
     if settings.scaling == "clip":
         return Clip(max_grad_norm=settings.max_grad_norm)
@@ -114,7 +78,7 @@ def scaling_rule(settings: TrainSettings) -> ScalingRule:
     return Normalise(max_grad_norm=settings.max_grad_norm, gamma=settings.scaling_bound)
 
 
-def _bias_gate(settings: TrainSettings, expected_batch_size: float) -> ClippingBiasGate | None:
+def _bias_gate(settings: RunSettings, expected_batch_size: float) -> ClippingBiasGate | None:
     """The gate as far as settings tell, its open noises for calibration to choose."""
     if settings.chosen_gate != "clipping-bias":
         return None
@@ -132,7 +96,7 @@ def _bias_gate(settings: TrainSettings, expected_batch_size: float) -> ClippingB
     return gate.for_batches_of(expected_batch_size, small_norm=small)
 
 
-def _coin(settings: TrainSettings, *, gate_noise: float) -> CoinGate:
+def _coin(settings: RunSettings, *, gate_noise: float) -> CoinGate:
     probability = settings.coin_probability
     if probability is None:
         probability = float(norm.sf(settings.beta / (4 * gate_noise)))

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, ZCDpEvent
 
@@ -31,14 +31,9 @@ from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
-from sluice.mechanism.base import Promise
-from sluice.methods.base import Method
-from sluice.methods.dpagd_descent import AdaptiveDescent, usable_rho
+from sluice.mechanism.base import Mechanism
+from sluice.methods.base import Method, RunSettings
 from sluice.methods.reference import pixel_settings, small_settings
-from sluice.training.context import Workbench
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
 
 RELEASES = {
     "mnist": (40, 60, 80),
@@ -99,7 +94,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveBudget(Promise):
+class AdaptiveBudget(Mechanism):
     """What a run of DPAGD promises.
 
     Attributes:
@@ -218,9 +213,6 @@ class AdaptiveBudget(Promise):
             ("records", f"gradient {100 * self.gradient_rate:g} %, losses {100 * self.loss_rate:g} %; not amplified"),
         )
 
-    def procedure(self, bench: Workbench) -> AdaptiveDescent:
-        return AdaptiveDescent(self, bench)
-
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self)}
 
@@ -239,6 +231,15 @@ def _require_search(search: Options | AdaptiveBudget) -> None:
         if getattr(search, name) > most:
             raise InputError(f"{name}={getattr(search, name)} is not allowed: it must be at most {most:g}.")
     validate.fraction(gradient_rate=search.gradient_rate, loss_rate=search.loss_rate)
+
+
+# Of the budget, so much is not used: more than all rounding errors in adding up what was spent.
+_RESERVE = 2.0**-40
+
+
+def usable_rho(rho: float) -> float:
+    """The part of a budget that measurements may spend."""
+    return rho * (1 - _RESERVE)
 
 
 def gaussian_noise(rho: float) -> float:
@@ -267,7 +268,7 @@ def largest_rho(*, epsilon: float, delta: float) -> float:
     return low
 
 
-def plan(settings: TrainSettings, dataset_size: int) -> AdaptiveBudget:
+def plan(settings: RunSettings, dataset_size: int) -> AdaptiveBudget:
     """First budgets such that ``releases`` measurements could be made if none had to be raised."""
     if settings.noise_multiplier is not None:
         raise InputError(

@@ -5,15 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from sluice._base import validate
 from sluice._base.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # An attempt that is useful less often than this is a mistake in the settings, not a gate.
 RAREST_USEFUL_ATTEMPT = 1e-8
+
+
+class DecisionNoise(Protocol):
+    """What a gate asks of a source of randomness (`sluice.randomness.noise.NoiseSource`)."""
+
+    def rounded_normal(self, count: int, *, scale: float) -> Tensor: ...
+
+    def bernoulli(self, count: int, probability: float) -> Tensor: ...
+
+    def noisy_number(
+        self, raw: float, *, noise_multiplier: float, sensitivity: float, sum_error: float = 0.0
+    ) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +119,7 @@ def first_above(
     skipped = 0
     while attempts_left is None or skipped < attempts_left:
         drawn = draw(at_once)
-        useful = torch.nonzero(drawn > bound)
+        useful = (drawn > bound).nonzero()
         if len(useful) == 0:
             skipped += at_once
             continue

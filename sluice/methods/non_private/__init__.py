@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
-from torch import Tensor
 
 from sluice._base import codec as serial
 from sluice._base import validate
-from sluice.gradients.trees import apply
-from sluice.mechanism.base import Promise
-from sluice.methods.base import Method
-from sluice.training.context import Loss, Workbench
-from sluice.training.executor import Draft, Procedure
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
+from sluice.mechanism.base import Mechanism
+from sluice.methods.base import Method, RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonPrivate(Promise):
+class NonPrivate(Mechanism):
     """No promise at all: ``releases`` epochs of batches of ``batch_size`` records."""
 
     kind: ClassVar[str] = "non-private"
@@ -64,9 +56,6 @@ class NonPrivate(Promise):
     def summary(self) -> tuple[tuple[str, str], ...]:
         return (("batches", f"{self.batch_size} records, shuffled"), ("noise", "none: this protects nobody"))
 
-    def procedure(self, bench: Workbench) -> Epochs:
-        return Epochs(self, bench)
-
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "batch_size": self.batch_size, "releases": self.releases}
 
@@ -76,36 +65,7 @@ class NonPrivate(Promise):
         return cls(batch_size=data["batch_size"], releases=data["releases"])
 
 
-class Epochs(Procedure[tuple[Tensor, Loss]]):
-    """Ordinary training. A release is one pass over the data."""
-
-    def __init__(self, promise: NonPrivate, bench: Workbench) -> None:
-        super().__init__(releases=promise.releases, bench=bench)
-        self._batch_size = promise.batch_size
-
-    def prepare(self, loss: Loss) -> Draft[tuple[Tensor, Loss]]:
-        size = self.bench.dataset_size
-        return Draft(content=(torch.argsort(self.noise.uniform((size,))), loss), measured=size)
-
-    def apply(self, content: tuple[Tensor, Loss]) -> None:
-        shuffled, loss = content
-        for indices in shuffled.split(self._batch_size):
-            self.bench.updates.step(self._gradient(indices, loss))
-        self.bench.updates.keep()
-
-    def _gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
-        module = self.bench.module
-        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        for x, y in self.bench.pairs(indices):
-            share = len(y) / len(indices)
-            found = torch.autograd.grad(loss(apply(module, x), y) * share, list(parameters.values()))
-            for name, gradient in zip(parameters, found, strict=True):
-                total[name] += gradient
-        return total
-
-
-def plan(settings: TrainSettings, dataset_size: int) -> NonPrivate:
+def plan(settings: RunSettings, dataset_size: int) -> NonPrivate:
     """As many epochs as ``releases`` says."""
     return NonPrivate(batch_size=min(settings.batch_size, dataset_size), releases=settings.releases)
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sluice.mechanism.scaling import MARGIN
+from sluice.methods.dpis import ImportanceSampling
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
-from sluice.training.context import Loss, Workbench
-from sluice.training.executor import Draft, Procedure
-
-if TYPE_CHECKING:
-    from sluice.methods.dpis import ImportanceSampling
+from sluice.training.context import Loss, TrainingContext
+from sluice.training.executor import Draft, Executor
 
 # No candidate is kept more rarely than this, and none has a weight above 1 / (LEAST_SHARE C): rounding errors of tiny
 # norms are not blown up. The estimate stays unbiased, because the gradient of a record kept so often is not lengthened to C.
@@ -74,7 +72,7 @@ class RawSums:
     expected: float
 
 
-class ImportanceReleaser(Procedure[RawSums]):
+class ImportanceReleaser(Executor[RawSums]):
     """Makes the releases of DPIS.
 
     Attributes:
@@ -88,15 +86,15 @@ class ImportanceReleaser(Procedure[RawSums]):
         kept is a coin of each record's own.
     """
 
-    def __init__(self, promise: ImportanceSampling, bench: Workbench) -> None:
-        super().__init__(releases=promise.releases, bench=bench)
+    def __init__(self, promise: ImportanceSampling, context: TrainingContext) -> None:
+        super().__init__(releases=promise.releases, context=context)
         self.promise = promise
         self.mean_share = 1.0
         self.clip_norm = promise.first_clip_norm
 
     def prepare(self, loss: Loss) -> Draft[RawSums]:
         rate = self.promise.rate_at(self.mean_share)
-        sampler = PoissonSampler(dataset_size=self.bench.dataset_size, sample_rate=rate, source=self.noise)
+        sampler = PoissonSampler(dataset_size=self.context.dataset_size, sample_rate=rate, source=self.noise)
         candidates = sampler.sample()
         sums, kept = self._measure(candidates, loss, expected=rate * self.promise.dataset_size)
         return Draft(content=sums, measured=len(candidates), metric=float(kept))
@@ -104,10 +102,10 @@ class ImportanceReleaser(Procedure[RawSums]):
     def _measure(self, candidates: Tensor, loss: Loss, *, expected: float) -> tuple[RawSums, int]:
         """The raw sums over the candidates, and how many were kept: sensitive."""
         coins = self.noise.uniform((len(candidates),))
-        raw_sum = self.bench.raw_sum()
+        raw_sum = self.context.raw_sum()
         raw_shares, raw_clipped = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         kept = start = 0
-        for chunk in self.bench.chunks(candidates, loss):
+        for chunk in self.context.chunks(candidates, loss):
             norms = chunk.norms
             found = shares(norms, clip_norm=self.clip_norm)
             is_kept = coins[start : start + len(chunk)] < found.keep
@@ -123,14 +121,14 @@ class ImportanceReleaser(Procedure[RawSums]):
         promise, expected = self.promise, content.expected
         gradients = list(content.gradients.values())
         for raw, multiplier, sensitivity, error in (
-            (gradients, promise.noise_multiplier, 1.0, self.bench.sum_error),
+            (gradients, promise.noise_multiplier, 1.0, self.context.sum_error),
             ([content.shares], promise.norm_noise, 1.0, 0.0),
             ([content.clipped], 2 * promise.count_noise, 0.5, 0.0),
         ):
             noisy_sum(raw, noise_multiplier=multiplier, sensitivity=sensitivity, noise=self.noise, sum_error=error)
         self._adapt(share=float(content.shares) / expected, clipped=0.5 + float(content.clipped) / expected)
         scale = promise.first_clip_norm / expected
-        self.bench.apply({name: noisy.mul_(scale) for name, noisy in content.gradients.items()})
+        self.context.apply({name: noisy.mul_(scale) for name, noisy in content.gradients.items()})
 
     def _adapt(self, *, share: float, clipped: float) -> None:
         """Set the next rate and C from what was just released: post-processing."""

@@ -1,6 +1,6 @@
 """DPIS: importance sampling, so that records with large gradients are sampled more often.
 
-Source: Wei et al., "DPIS: An Enhanced Mechanism for Differentially Private SGD with Importance Sampling", CCS 2022.
+Source: Wei et al., "DPIS: An Enhanced SelectiveRelease for Differentially Private SGD with Importance Sampling", CCS 2022.
 
 Algorithm: candidates by Poisson sampling at a public rate; each is kept with probability min(norm, C) / C and then
 counts with its gradient's direction, at full length C. So a record is sampled in proportion to its clipped norm, and
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
 
@@ -28,16 +28,11 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.events import plain_release
-from sluice.mechanism.base import Promise
-from sluice.methods.base import Method
-from sluice.methods.dpis_release import ImportanceReleaser
+from sluice.mechanism.base import Mechanism
+from sluice.mechanism.rates import exact_sample_rate
+from sluice.methods.base import Method, RunSettings
 from sluice.methods.dpsgd_hf import RELEASES
 from sluice.methods.reference import scattering_settings
-from sluice.randomness.sampling import exact_sample_rate
-from sluice.training.context import Workbench
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
 
 # Where the noise of the statistics is left open, each costs this much less than the gradient: a hundredth of it.
 STATISTICS_RATIO = 10.0
@@ -83,7 +78,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportanceSampling(Promise):
+class ImportanceSampling(Mechanism):
     """What a run of DPIS promises.
 
     Attributes:
@@ -173,9 +168,6 @@ class ImportanceSampling(Promise):
         """
         return min(self.sample_rate, self.wanted_rate / mean_share)
 
-    def procedure(self, bench: Workbench) -> ImportanceReleaser:
-        return ImportanceReleaser(self, bench)
-
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self)}
 
@@ -208,7 +200,7 @@ def _require_adaptation(*, norm_decay: float, clip_rate: float, clip_target: flo
     validate.open_fraction(clip_target=clip_target)
 
 
-def plan(settings: TrainSettings, dataset_size: int) -> ImportanceSampling:
+def plan(settings: RunSettings, dataset_size: int) -> ImportanceSampling:
     """With the noise that is given, or calibrated so that gradient and statistics together meet the budget."""
     options: Options = settings.own_options
     wanted = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
@@ -255,7 +247,7 @@ def _gradient_noise(effective: float, *, norm_noise: float, count_noise: float) 
     return effective * left**-0.5 * (1 + 2.0**-40)
 
 
-def unused_options(settings: TrainSettings) -> dict[str, str]:
+def unused_options(settings: RunSettings) -> dict[str, str]:
     """The options that a run with these settings does not read."""
     options: Options = settings.own_options
     unused = {}

@@ -22,10 +22,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
-from torch import Tensor
 
 from sluice._base import codec as serial
 from sluice._base import validate
@@ -40,18 +39,9 @@ from sluice.accounting.matrix.monte_carlo import (
 )
 from sluice.accounting.matrix.optimise import require_buffers
 from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
-from sluice.mechanism.base import Promise
-from sluice.mechanism.scaling import Clip
-from sluice.methods.base import Method
+from sluice.mechanism.base import Mechanism
+from sluice.methods.base import Method, RunSettings
 from sluice.methods.reference import scattering_settings
-from sluice.randomness.correlated import CorrelatedRelease
-from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson
-from sluice.randomness.sampling import PoissonSampler
-from sluice.training.context import Loss, Workbench
-from sluice.training.executor import Draft, Procedure
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
 
 BATCHES = ("cyclic-poisson", "balls-in-bins", "poisson")
 
@@ -93,7 +83,7 @@ class MatrixOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixMechanism(Promise):
+class MatrixMechanism(Mechanism):
     """What a run with correlated noise promises. Every field is public.
 
     Attributes:
@@ -202,9 +192,6 @@ class MatrixMechanism(Promise):
             ("noise multiplier", f"{self.noise_multiplier:.4g}"),
         )
 
-    def procedure(self, bench: Workbench) -> CorrelatedSteps:
-        return CorrelatedSteps(self, bench)
-
     def to_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         certificate = None if self.certificate is None else asdict(self.certificate)
@@ -286,60 +273,6 @@ def _certified(promise: MatrixMechanism, delta: float) -> float:
     ).epsilon
 
 
-class CorrelatedSteps(Procedure[dict[str, Tensor]]):
-    """Makes one step after the other, with correlated noise.
-
-    Guarantee:
-        The whole sequence of updates is post-processing of `CorrelatedRelease` on the promised batches. The batch and the
-        row of noise of a step are both those of its number, ``spent``. Lost steps are skipped, never made again: their
-        turn and their noise are gone (docs/matrix.md, section 3).
-    """
-
-    def __init__(self, promise: MatrixMechanism, bench: Workbench) -> None:
-        super().__init__(releases=promise.releases, bench=bench)
-        self._promise = promise
-        self._scaling = Clip(max_grad_norm=promise.max_grad_norm)
-        self._sampler = _sampler(promise, bench)
-        self._release = CorrelatedRelease(
-            promise.strategy,
-            steps=promise.releases,
-            noise_multiplier=promise.noise_multiplier,
-            max_grad_norm=promise.max_grad_norm,
-            source=bench.noise,
-        )
-
-    def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
-        indices = self._sampler.batch_of(self.spent)
-        raw_sum = self.bench.raw_sum()
-        for chunk in self.bench.chunks(indices, loss):
-            raw_sum.add(chunk, self._scaling(chunk.norms))
-        return Draft(content=raw_sum.tensors(), measured=len(indices))
-
-    def apply(self, content: dict[str, Tensor]) -> None:
-        self._release.release(list(content.values()), sum_error=self.bench.sum_error)
-        self.bench.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in content.items()})
-
-    def catch_up(self) -> None:
-        for _ in range(self.spent - self._release.position):
-            self._release.skip()
-
-    def own_state(self) -> dict[str, Any]:
-        return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict()}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(state["sampler"])
-        self._release.load_state_dict(state["correlated"])
-
-
-def _sampler(promise: MatrixMechanism, bench: Workbench) -> PoissonSampler | CyclicPoisson | BallsInBins:
-    size, source = bench.dataset_size, bench.noise
-    if promise.batches == "poisson":
-        return PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=source)
-    if promise.batches == "balls-in-bins":
-        return BallsInBins(dataset_size=size, bins=promise.groups, source=source)
-    return CyclicPoisson(dataset_size=size, groups=promise.groups, sample_rate=promise.sample_rate, source=source)
-
-
 _EPOCHS = {"mnist": (20, 25, 30), "fashion-mnist": (40, 50, 60), "cifar-10": (40, 50, 60), "imdb": (5, 10, 15)}
 _BATCHES_PER_EPOCH = {"mnist": 58, "fashion-mnist": 29, "cifar-10": 48, "imdb": 24}
 _BATCH_SIZE = {"mnist": 1024, "fashion-mnist": 2048, "cifar-10": 1024, "imdb": 1024}
@@ -358,7 +291,7 @@ def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
     }
 
 
-def unused_options(settings: TrainSettings) -> dict[str, str]:
+def unused_options(settings: RunSettings) -> dict[str, str]:
     """The options that a run with these settings does not read."""
     options: MatrixOptions = settings.own_options
     unused = {}
@@ -375,8 +308,8 @@ def unused_options(settings: TrainSettings) -> dict[str, str]:
     return unused
 
 
-def _plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
-    from sluice.methods.matrix_plan import plan  # it builds on this file
+def _plan(settings: RunSettings, dataset_size: int) -> MatrixMechanism:
+    from sluice.methods.matrix.plan import plan  # it builds on this file
 
     return plan(settings, dataset_size)
 

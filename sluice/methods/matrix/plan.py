@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sluice._base.errors import InputError
 from sluice.accounting.matrix.monte_carlo import calibrate_balls_in_bins, monte_carlo_epsilon
@@ -14,19 +13,15 @@ from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
 from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz
 from sluice.accounting.matrix.workload import Workload
 from sluice.accounting.search import smallest_reaching
-from sluice.experiments.update_rule import learning_rates
+from sluice.mechanism.rates import cyclic_sample_rate, exact_sample_rate
+from sluice.methods.base import RunSettings
 from sluice.methods.matrix import MatrixMechanism, MatrixOptions
-from sluice.randomness.grouped_sampling import cyclic_sample_rate
-from sluice.randomness.sampling import exact_sample_rate
-
-if TYPE_CHECKING:
-    from sluice.experiments.settings import TrainSettings
 
 _MOST_BANDS = 16
 _FIRST_GUESS = 2.0
 
 
-def plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
+def plan(settings: RunSettings, dataset_size: int) -> MatrixMechanism:
     """The mechanism with the noise that is given, or calibrated to the budget by the proof of its batches."""
     options: MatrixOptions = settings.own_options
     if settings.scaling != "clip":
@@ -35,7 +30,7 @@ def plan(settings: TrainSettings, dataset_size: int) -> MatrixMechanism:
     return planner(settings, options, dataset_size)
 
 
-def _cyclic(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
+def _cyclic(settings: RunSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
     exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)  # refuses what is too large
     workload = _workload(settings, options)
 
@@ -59,7 +54,7 @@ def _cyclic(settings: TrainSettings, options: MatrixOptions, dataset_size: int) 
     return _least_error(with_bands, options, workload, most=dataset_size // settings.batch_size)
 
 
-def _poisson(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
+def _poisson(settings: RunSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
     rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
     workload = _workload(settings, options)
 
@@ -104,7 +99,7 @@ def _error(mechanism: MatrixMechanism, workload: Workload) -> float:
     return scale * mechanism.strategy.error(workload).mean
 
 
-def _balls_in_bins(settings: TrainSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
+def _balls_in_bins(settings: RunSettings, options: MatrixOptions, dataset_size: int) -> MatrixMechanism:
     exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)  # refuses what is too large
     bins = dataset_size // settings.batch_size
     if settings.releases < bins:
@@ -149,7 +144,7 @@ def _balls_in_bins(settings: TrainSettings, options: MatrixOptions, dataset_size
     )
 
 
-def _strategy(settings: TrainSettings, options: MatrixOptions, *, bins: int) -> BandedToeplitz | BufferedLinearToeplitz:
+def _strategy(settings: RunSettings, options: MatrixOptions, *, bins: int) -> BandedToeplitz | BufferedLinearToeplitz:
     workload = _workload(settings, options)
     if options.strategy == "blt":
         return optimise_blt(
@@ -161,14 +156,14 @@ def _strategy(settings: TrainSettings, options: MatrixOptions, *, bins: int) -> 
     return optimise_banded(workload, bands=min(_MOST_BANDS, bins) if options.bands is None else options.bands)
 
 
-def _workload(settings: TrainSettings, options: MatrixOptions) -> Workload:
+def _workload(settings: RunSettings, options: MatrixOptions) -> Workload:
     if options.workload == "prefix":
         return Workload(steps=settings.releases)
     momentum = settings.momentum if settings.optimizer == "sgd" else 0.0
-    return Workload(steps=settings.releases, momentum=momentum, learning_rates=learning_rates(settings))
+    return Workload(steps=settings.releases, momentum=momentum, learning_rates=_learning_rates(settings))
 
 
-def _calibrated(settings: TrainSettings, mechanism: MatrixMechanism) -> MatrixMechanism:
+def _calibrated(settings: RunSettings, mechanism: MatrixMechanism) -> MatrixMechanism:
     """The mechanism with the noise that is given, or with the least that the budget allows."""
     if settings.noise_multiplier is not None:
         return replace(mechanism, noise_multiplier=settings.noise_multiplier)
@@ -184,3 +179,13 @@ def _calibrated(settings: TrainSettings, mechanism: MatrixMechanism) -> MatrixMe
             "smaller batch or a larger epsilon."
         )
     return replace(mechanism, noise_multiplier=found.x)
+
+
+def _learning_rates(settings: RunSettings) -> tuple[float, ...] | None:
+    """The learning rate of each release, relative to the first; None where it is constant."""
+    if settings.lr_schedule == "constant":
+        return None
+    shares = [step / settings.releases for step in range(settings.releases)]
+    if settings.lr_schedule == "linear":
+        return tuple(1 - share for share in shares)
+    return tuple((1 + math.cos(math.pi * share)) / 2 for share in shares)

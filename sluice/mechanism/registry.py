@@ -1,0 +1,67 @@
+"""Every kind of mechanism by the name that ledgers give it, and what carries it out.
+
+A new method adds one line here. Classes are named, not imported, so that a ledger can be read without torch and without the
+rooms below this one. What a kind means never changes once a ledger has been written with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from sluice._base import validate
+from sluice.mechanism.base import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Where a mechanism's class and its executor are, as ``module:name``."""
+
+    mechanism: str
+    executor: str
+
+
+KINDS: dict[str, Kind] = {
+    SelectiveRelease.kind: Kind(
+        mechanism="sluice.mechanism.selective_release:SelectiveRelease",
+        executor="sluice.training.selective_release:SelectiveReleaseExecutor",
+    ),
+    "dpsur": Kind(
+        mechanism="sluice.methods.dpsur:DpsurMechanism", executor="sluice.methods.dpsur.execution:SelectiveUpdates"
+    ),
+    "importance sampling": Kind(
+        mechanism="sluice.methods.dpis:ImportanceSampling", executor="sluice.methods.dpis.execution:ImportanceReleaser"
+    ),
+    "adaptive budget": Kind(
+        mechanism="sluice.methods.dpagd:AdaptiveBudget", executor="sluice.methods.dpagd.execution:AdaptiveDescent"
+    ),
+    "matrix": Kind(
+        mechanism="sluice.methods.matrix:MatrixMechanism", executor="sluice.methods.matrix.execution:CorrelatedSteps"
+    ),
+    "non-private": Kind(
+        mechanism="sluice.methods.non_private:NonPrivate", executor="sluice.methods.non_private.execution:Epochs"
+    ),
+}
+
+
+def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
+    """The inverse of every mechanism's ``to_dict``; unknown kinds and keys are refused."""
+    if not isinstance(data, Mapping) or "kind" not in data:
+        return SelectiveRelease.from_dict(data)
+    validate.one_of(KINDS, kind=data["kind"])
+    mechanism: Mechanism = _named(KINDS[data["kind"]].mechanism).from_dict(data)
+    return mechanism
+
+
+def executor_of(mechanism: Mechanism) -> Any:
+    """The class that makes the releases of a mechanism, called with the mechanism and a training context."""
+    validate.one_of(KINDS, kind=mechanism.kind)
+    return _named(KINDS[mechanism.kind].executor)
+
+
+def _named(where: str) -> Any:
+    module, name = where.split(":")
+    return getattr(import_module(module), name)

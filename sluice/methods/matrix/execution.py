@@ -1,0 +1,70 @@
+"""What makes the steps of the matrix mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from sluice.mechanism.scaling import Clip
+from sluice.methods.matrix import MatrixMechanism
+from sluice.randomness.correlated import CorrelatedRelease
+from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson
+from sluice.randomness.sampling import PoissonSampler
+from sluice.training.context import Loss, TrainingContext
+from sluice.training.executor import Draft, Executor
+
+
+class CorrelatedSteps(Executor[dict[str, Tensor]]):
+    """Makes one step after the other, with correlated noise.
+
+    Guarantee:
+        The whole sequence of updates is post-processing of `CorrelatedRelease` on the promised batches. The batch and the
+        row of noise of a step are both those of its number, ``spent``. Lost steps are skipped, never made again: their
+        turn and their noise are gone (docs/matrix.md, section 3).
+    """
+
+    def __init__(self, promise: MatrixMechanism, context: TrainingContext) -> None:
+        super().__init__(releases=promise.releases, context=context)
+        self._promise = promise
+        self._scaling = Clip(max_grad_norm=promise.max_grad_norm)
+        self._sampler = _sampler(promise, context)
+        self._release = CorrelatedRelease(
+            promise.strategy,
+            steps=promise.releases,
+            noise_multiplier=promise.noise_multiplier,
+            max_grad_norm=promise.max_grad_norm,
+            source=context.noise,
+        )
+
+    def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
+        indices = self._sampler.batch_of(self.spent)
+        raw_sum = self.context.raw_sum()
+        for chunk in self.context.chunks(indices, loss):
+            raw_sum.add(chunk, self._scaling(chunk.norms))
+        return Draft(content=raw_sum.tensors(), measured=len(indices))
+
+    def apply(self, content: dict[str, Tensor]) -> None:
+        self._release.release(list(content.values()), sum_error=self.context.sum_error)
+        self.context.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in content.items()})
+
+    def catch_up(self) -> None:
+        for _ in range(self.spent - self._release.position):
+            self._release.skip()
+
+    def own_state(self) -> dict[str, Any]:
+        return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state["sampler"])
+        self._release.load_state_dict(state["correlated"])
+
+
+def _sampler(promise: MatrixMechanism, context: TrainingContext) -> PoissonSampler | CyclicPoisson | BallsInBins:
+    size, source = context.dataset_size, context.noise
+    if promise.batches == "poisson":
+        return PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=source)
+    if promise.batches == "balls-in-bins":
+        return BallsInBins(dataset_size=size, bins=promise.groups, source=source)
+    return CyclicPoisson(dataset_size=size, groups=promise.groups, sample_rate=promise.sample_rate, source=source)

@@ -1,0 +1,40 @@
+"""Ordinary training, epoch by epoch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sluice.gradients.trees import apply
+from sluice.methods.non_private import NonPrivate
+from sluice.training.context import Loss, TrainingContext
+from sluice.training.executor import Draft, Executor
+
+
+class Epochs(Executor[tuple[Tensor, Loss]]):
+    """Ordinary training. A release is one pass over the data."""
+
+    def __init__(self, promise: NonPrivate, context: TrainingContext) -> None:
+        super().__init__(releases=promise.releases, context=context)
+        self._batch_size = promise.batch_size
+
+    def prepare(self, loss: Loss) -> Draft[tuple[Tensor, Loss]]:
+        size = self.context.dataset_size
+        return Draft(content=(torch.argsort(self.noise.uniform((size,))), loss), measured=size)
+
+    def apply(self, content: tuple[Tensor, Loss]) -> None:
+        shuffled, loss = content
+        for indices in shuffled.split(self._batch_size):
+            self.context.updates.step(self._gradient(indices, loss))
+        self.context.updates.keep()
+
+    def _gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
+        module = self.context.module
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        for x, y in self.context.pairs(indices):
+            share = len(y) / len(indices)
+            found = torch.autograd.grad(loss(apply(module, x), y) * share, list(parameters.values()))
+            for name, gradient in zip(parameters, found, strict=True):
+                total[name] += gradient
+        return total
