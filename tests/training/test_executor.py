@@ -276,11 +276,11 @@ def test_a_release_that_could_not_be_logged_is_lost_and_its_turn_is_skipped():
     def fail(number: int) -> None:
         raise OSError("disk full")
 
-    log = run.procedure.bench.before_release
-    object.__setattr__(run.procedure.bench, "before_release", fail)
+    log = run.procedure.context.before_release
+    object.__setattr__(run.procedure.context, "before_release", fail)
     with pytest.raises(OSError, match="disk full"):
         run.release()
-    object.__setattr__(run.procedure.bench, "before_release", log)
+    object.__setattr__(run.procedure.context, "before_release", log)
     assert (run.procedure.released, run.procedure.lost) == (1, 1)
     list(run.engine.releases(F.cross_entropy))
     assert turns() == [2]
