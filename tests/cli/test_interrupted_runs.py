@@ -15,8 +15,8 @@ import pytest
 from sluice.cli import main
 from sluice.cli.train_output import Screen
 from sluice.experiments import run as training
+from sluice.runs import public_files as publication
 from sluice.runs.folder import RunFolder
-from sluice.runs.folder import public_files as publication
 from sluice.runs.ledger import read_ledger
 from sluice.runs.verify import verify_run
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.cli import main, reproduce_accuracy
-from sluice.runs.folder import public_files as publication
+from sluice.runs import public_files as publication
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

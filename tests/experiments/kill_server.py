@@ -27,8 +27,8 @@ from sluice.data import DataSplits, load
 from sluice.experiments import run as training
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
+from sluice.runs import public_files as publication
 from sluice.runs.accuracy import AccuracyPoint
-from sluice.runs.folder import public_files as publication
 from sluice.runs.ledger_entries import LedgerContents
 from sluice.training.weights import WeightUpdater
 

@@ -24,7 +24,7 @@ from sluice.experiments.run import Progress, Training, TrainResult, accuracy, re
 from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.mechanism.attempt import Attempt
 from sluice.mechanism.gates import ClippingBiasGate
-from sluice.runs.folder import checkpoint as checkpoint_module
+from sluice.runs import checkpoint as checkpoint_module
 from sluice.runs.ledger import Ledger, read_ledger
 from sluice.runs.trace import read_trace
 from sluice.runs.verify import verify_run
@@ -163,7 +163,7 @@ def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, p
 
 
 def test_a_crash_between_record_and_model_file_adds_no_second_record(whole, digits, tmp_path, monkeypatch):
-    from sluice.runs.folder import public_files as publication
+    from sluice.runs import public_files as publication
 
     def failing(path: Path, content: bytes, *, public: bool) -> None:
         if path.name == "model.safetensors":

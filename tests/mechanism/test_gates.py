@@ -15,9 +15,9 @@ from scipy.special import log_ndtr, ndtr
 
 from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
+from sluice.mechanism import gates as gate_module
 from sluice.mechanism.attempt import Attempt, ReferenceState, first_above
 from sluice.mechanism.gates import LARGEST_SMALL_NORM, ClippingBiasGate, CoinGate, Gate
-from sluice.mechanism.selective_release import gates as gate_module
 from sluice.randomness.noise import NoiseSource, SeededNoise
 from sluice.randomness.sampling import PoissonSampler
 

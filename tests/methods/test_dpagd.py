@@ -23,8 +23,9 @@ from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
 from sluice.mechanism.registry import mechanism_from_dict
-from sluice.methods import dpagd, dpagd_descent
+from sluice.methods import dpagd
 from sluice.methods.dpagd import AdaptiveBudget, Options, gaussian_noise, largest_rho
+from sluice.methods.dpagd import execution as dpagd_descent
 from sluice.methods.dpagd.execution import LOSS_PARTS, AdaptiveDescent, averaged, loss_parts, noisy_minimum, unit_vector
 from sluice.randomness.noise import SeededNoise
 from sluice.runs.verify import verify_run

@@ -16,7 +16,8 @@ from sluice.accounting.dpsur_comparison import compare_dpsur, epsilon_by_attempt
 from sluice.experiments.settings import settings_from
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.methods import planned_mechanism
-from sluice.methods.dpsur import DpsurMechanism, SelectiveUpdates
+from sluice.methods.dpsur import DpsurMechanism
+from sluice.methods.dpsur.execution import SelectiveUpdates
 from sluice.training.engine import PrivacyEngine
 from sluice.training.selective_release import GaveUpError
 

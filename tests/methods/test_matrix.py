@@ -21,8 +21,9 @@ from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.registry import mechanism_from_dict
 from sluice.mechanism.selective_release import SelectiveRelease
-from sluice.methods import matrix_plan, planned_mechanism
+from sluice.methods import planned_mechanism
 from sluice.methods.matrix import MatrixMechanism
+from sluice.methods.matrix import plan as matrix_plan
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import joint_spending
 from sluice.runs.verify import verify_run

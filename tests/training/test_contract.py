@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sluice.accounting.matrix.strategy import BandedToeplitz
-from sluice.experiments.run import selective_release as release_module
 from sluice.gradients import PerSampleGradients
+from sluice.mechanism import gates as gate_module
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
 from sluice.mechanism.selective_release import SelectiveRelease
-from sluice.mechanism.selective_release import gates as gate_module
 from sluice.methods.dpagd import AdaptiveBudget
 from sluice.methods.dpagd import execution as dpagd_descent
 from sluice.methods.dpagd.execution import LOSS_PARTS
@@ -35,10 +34,11 @@ from sluice.methods.dpis import execution as dpis_release
 from sluice.methods.dpsur import DpsurMechanism
 from sluice.methods.dpsur import execution as dpsur
 from sluice.methods.matrix import MatrixMechanism
-from sluice.randomness.model_state import correlated as matrix_noise
-from sluice.randomness.model_state import grouped_sampling as batches_module
+from sluice.randomness import correlated as matrix_noise
+from sluice.randomness import grouped_sampling as batches_module
 from sluice.randomness.noise import SeededNoise
 from sluice.randomness.sampling import PoissonSampler
+from sluice.training import selective_release as release_module
 from sluice.training.engine import PrivacyEngine
 
 CLASSES, FEATURES = 3, 12

@@ -26,7 +26,8 @@ from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.dpagd import AdaptiveBudget
 from sluice.methods.dpis import ImportanceSampling
 from sluice.methods.dpsur import DpsurMechanism
-from sluice.methods.matrix import CorrelatedSteps, MatrixMechanism
+from sluice.methods.matrix import MatrixMechanism
+from sluice.methods.matrix.execution import CorrelatedSteps
 from sluice.methods.non_private import NonPrivate
 from sluice.training.engine import PrivacyEngine
 
@@ -144,17 +145,17 @@ ROOT = Path(sluice.__file__).parent
 WATCHED = {
     str(ROOT / name)
     for name in (
-        "procedure.py",
-        "release.py",
-        "optimizer.py",
-        "loader.py",
-        "matrix/noise.py",
-        "matrix/batches.py",
-        "methods/dpsur.py",
-        "methods/dpis_release.py",
-        "methods/dpagd_descent.py",
-        "methods/matrix.py",
-        "methods/non_private.py",
+        "training/executor.py",
+        "training/selective_release.py",
+        "training/weights.py",
+        "training/loader.py",
+        "randomness/correlated.py",
+        "randomness/grouped_sampling.py",
+        "methods/dpsur/execution.py",
+        "methods/dpis/execution.py",
+        "methods/dpagd/execution.py",
+        "methods/matrix/execution.py",
+        "methods/non_private/execution.py",
     )
 }
 

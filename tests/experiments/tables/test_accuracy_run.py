@@ -21,7 +21,7 @@ from sluice.experiments.tables.accuracy_cells import Plan, PlannedCell, plan_cel
 from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
 from sluice.experiments.tables.accuracy_results import SourceState, result_path, source_state, store_result
 from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell, run_cell, run_folder
-from sluice.runs.folder import public_files as publication
+from sluice.runs import public_files as publication
 
 RELEASES = 4
 SMALL = {"releases": RELEASES, "batch_size": 64}
