@@ -7,7 +7,6 @@ import platform
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import torch
 from sluice import __version__, serial
 from sluice.data import DataSplits
 from sluice.errors import SluiceError
-from sluice.gradients import NonFiniteGradientWarning
 from sluice.methods import method_of
 from sluice.planning import privacy_figures
 from sluice.preparation import prepare
@@ -106,9 +104,7 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
         clock.note()
         report(progress)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NonFiniteGradientWarning)
-        trained = _train(planned.settings, folder / "run", conditions.data_dir, note)
+    trained = _train(planned.settings, folder / "run", conditions.data_dir, note)
     result = {**_description(planned, trained), **clock.read(), **_surroundings()}
     store_result(conditions.results, planned.cell, result)
     shutil.rmtree(folder)

@@ -17,7 +17,6 @@ import pytest
 from sluice.attempt import Attempt
 from sluice.cli import main
 from sluice.gate import ClippingBiasGate
-from sluice.gradients import NonFiniteGradientWarning
 from sluice.release import Releaser
 from sluice.trace import read_trace
 
@@ -291,5 +290,3 @@ def test_a_record_whose_gradient_is_not_finite_is_not_spoken_of(tmp_path, capsys
     code, out, err = run(arguments, capsys)
     assert code == 0, err
     assert "finite" not in out + err
-    with pytest.warns(NonFiniteGradientWarning):
-        run([*arguments, "--show-private"], capsys)
