@@ -286,7 +286,6 @@ def _carry_out(training: Training, path: Path, operation: _Operation, screen: Sc
                 from sluice.experiments.monitoring import TensorBoard
 
                 screen.also(stack.enter_context(TensorBoard(path / "private")).report)
-            stack.enter_context(screen.discreet())
             stack.enter_context(screen.shown(training.settings.releases))
             return training.start(path) if is_new else training.resume(path)
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -47,16 +46,6 @@ class Screen:
     def also(self, other: Callable[[Progress], None]) -> None:
         """Report to somebody else too."""
         self._others.append(other)
-
-    @contextmanager
-    def discreet(self) -> Iterator[None]:
-        """Keep back the warning that some record's gradient is not finite: it tells about the data."""
-        from sluice.gradients import NonFiniteGradientWarning
-
-        with warnings.catch_warnings():
-            if not self._show_private:
-                warnings.simplefilter("ignore", NonFiniteGradientWarning)
-            yield
 
     @contextmanager
     def shown(self, releases: int) -> Iterator[None]:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from sluice.cli import main
-from sluice.gradients import NonFiniteGradientWarning
 from sluice.mechanism.attempt import Attempt
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.runs.trace import read_trace
@@ -291,5 +290,3 @@ def test_a_record_whose_gradient_is_not_finite_is_not_spoken_of(tmp_path, capsys
     code, out, err = run(arguments, capsys)
     assert code == 0, err
     assert "finite" not in out + err
-    with pytest.warns(NonFiniteGradientWarning):
-        run([*arguments, "--show-private"], capsys)

@@ -257,9 +257,9 @@ def watch_turns(run: Run) -> Callable[[], list[int] | None]:
         drawn.append(step)
         return draw(step)
 
-    def released_row(raw_sum: Any) -> Any:
+    def released_row(raw_sum: Any, **options: Any) -> Any:
         row = procedure._release.position
-        result = release(raw_sum)
+        result = release(raw_sum, **options)
         assert row == drawn[-1], "the row of noise is that of the batch"
         released.append(row)
         return result

@@ -7,7 +7,6 @@ import platform
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ from sluice.experiments.run import Progress, Training, TrainResult, recorded_run
 from sluice.experiments.settings import TrainSettings, default_settings
 from sluice.experiments.tables.accuracy_cells import Cell, PlannedCell
 from sluice.experiments.tables.accuracy_results import SourceState, store_result
-from sluice.gradients import NonFiniteGradientWarning
 from sluice.methods import method_of
 from sluice.runs.folder import configuration_hash, may_begin
 
@@ -106,9 +104,7 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
         clock.note()
         report(progress)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NonFiniteGradientWarning)
-        trained = _train(planned.settings, folder / "run", conditions.data_dir, note)
+    trained = _train(planned.settings, folder / "run", conditions.data_dir, note)
     result = {**_description(planned, trained), **clock.read(), **_surroundings()}
     store_result(conditions.results, planned.cell, result)
     shutil.rmtree(folder)
