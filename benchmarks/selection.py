@@ -91,7 +91,7 @@ def main() -> None:
         except json.JSONDecodeError:
             changes[name] = value
     base = replace(
-        default_settings(options.dataset),
+        default_settings(options.dataset, epsilon=options.epsilon),
         epsilon=options.epsilon,
         hold_out=options.hold_out,
         evaluate_every=0,
