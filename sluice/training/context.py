@@ -1,4 +1,4 @@
-"""What a procedure works with: records by index, their gradients and losses, the weights, and randomness."""
+"""What an executor works with: records by index, their gradients and losses, the weights, and randomness."""
 
 from __future__ import annotations
 

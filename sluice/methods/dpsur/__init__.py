@@ -260,11 +260,11 @@ def plan(settings: RunSettings, dataset_size: int) -> DpsurMechanism:
     return capped(found.x)
 
 
-def _max_attempts(promise: DpsurMechanism, settings: RunSettings) -> int:
+def _max_attempts(mechanism: DpsurMechanism, settings: RunSettings) -> int:
     """The cap on attempts of the whole run: as given, or enough for almost every run."""
     if settings.max_attempts is None:
-        return enough_attempts(promise.release, releases=settings.releases)
-    most = math.exp(promise.release.log_acceptance_max)
+        return enough_attempts(mechanism.release, releases=settings.releases)
+    most = math.exp(mechanism.release.log_acceptance_max)
     if settings.max_attempts * most < settings.releases:
         raise InputError(
             f"max_attempts={settings.max_attempts} is not allowed: dpsur counts the attempts of the whole run, and of those "
@@ -306,7 +306,7 @@ METHOD = Method(
     name="dpsur",
     summary="an update is kept if it lowers the loss on a validation batch, judged with noise",
     proves="epsilon (PLD, RDP); its authors' and the paper's figures are claimed",
-    promise=DpsurMechanism,
+    mechanism=DpsurMechanism,
     plan=plan,
     defaults=defaults,
     claimed_defaults=claimed_defaults,
