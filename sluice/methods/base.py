@@ -11,7 +11,7 @@ from sluice.mechanism.base import Mechanism
 
 
 class RunSettings(Protocol):
-    """What methods read of a run's settings (`sluice.experiments.settings.RunSettings`, which says what they mean)."""
+    """What methods read of a run's settings (`sluice.experiments.settings.TrainSettings`, which says what they mean)."""
 
     @property
     def accountant(self) -> str: ...

@@ -1,7 +1,7 @@
 """The certificate: what a run released and what that costs, for people and for programs.
 
 Everything in it is derived from ``public/``; it can be made again at any time and comes out the same. Its published
-form is ``sluice/schemas/certificate.schema.json``.
+form is ``sluice/runs/schemas/certificate.schema.json``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from importlib import resources
 from typing import Any
 
 from sluice._base.errors import DataError
-from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice._base.storage import parse_json, read_bytes, write_atomically
 from sluice.mechanism.base import Mechanism
 from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
-from sluice._base.storage import parse_json, read_bytes, write_atomically
 
 FORMAT = 1
 
@@ -49,7 +49,7 @@ SEEDED_WARNING = (
 
 def schema(name: str) -> dict[str, Any]:
     """A published JSON Schema: ``certificate`` or ``ledger-line``."""
-    text = resources.files("sluice").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
+    text = resources.files("sluice.runs").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
     result: dict[str, Any] = json.loads(text)
     return result
 
