@@ -58,7 +58,7 @@ def test_the_command_refuses_unknown_models(capsys):
         gradients(models="transformer", batches="x")
 
 
-def test_hopeless_modes_are_measured_once_or_left_out(monkeypatch):
+def test_modes_that_are_too_slow_are_measured_once_or_left_out(monkeypatch):
     calls: dict[tuple[str, int], int] = {}
     now = [0.0]
     cost = {"plain": 0.001, "sluice": 0.001, "sluice, norms only": 0.001, "opacus hooks": 0.005, "opacus ghost": 0.4}
