@@ -44,7 +44,7 @@ def gradients(
         try:
             values = [int(part) for part in text.split(",")]
         except ValueError as error:
-            raise InputError(f"{name}={text!r} is not allowed: give whole numbers separated by commas.") from error
+            raise InputError(f"{name}={text!r} is not allowed: give integers separated by commas.") from error
         for value in values:
             validate.positive_integer(**{name: value})
         return values

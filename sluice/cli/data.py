@@ -90,7 +90,9 @@ def verify_data_sets(
     for check in verify(names or (), data_dir=data_dir):
         checks.append(check)
         if not as_json:
-            problem = f": expected {check.expected}; found {check.found}; mend with: {check.mend}" if check.bad else ""
+            problem = (
+                f": expected {check.expected}; found {check.found}; repair with: {check.mend}" if check.bad else ""
+            )
             typer.echo(f"{check.state:<10} {check.name:<13} {check.path}{problem}")
     bad = sum(check.bad for check in checks)
     if as_json:

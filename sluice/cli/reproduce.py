@@ -143,7 +143,7 @@ def accuracy(
     """The paper's table of accuracies: ours beside the printed numbers, with what is proved and what is claimed.
 
     Each cell is one seeded run of sluice train's own code. Its result is stored as a small JSON file and re-used; a cell
-    that was interrupted goes on where it was when the same command is given again. With --again, results of these cells
+    that was interrupted resumes when the same command is given again. With --again, results of these cells
     are removed first.
 
     Example: sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3 --seeds 0,1,2

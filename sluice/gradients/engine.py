@@ -175,7 +175,7 @@ class PerSampleGradients:
             kept_bytes=self.options.kept_bytes,
             keep=keep,
             device=self._device,
-            # Whether some record's gradient is not finite is nobody's business while training privately.
+            # Whether some sample's gradient is not finite is nobody's business while training privately.
             warn=self._expected_batch_size is None,
         )
 

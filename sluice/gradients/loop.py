@@ -97,7 +97,7 @@ class LoopCapture:
             )
         if self._recording is not None:
             raise InputError(
-                "the private module was called a second time for one batch, so a record could count twice. Call it "
+                "the private module was called a second time for one batch, so a sample could count twice. Call it "
                 "once for each batch; evaluate with model.eval() and torch.no_grad()."
             )
         if not leaves_in(inputs, {}):

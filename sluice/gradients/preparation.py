@@ -1,6 +1,6 @@
 """What has to be known of a model before its gradients are recorded, found out once for each kind of batch.
 
-No record's value is used: the model runs on made-up inputs that share the batch's shapes and types.
+No sample's value is used: the model runs on made-up inputs that share the batch's shapes and types.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Preparation:
             norms = chunk.norms
         if not bool((norms == norms[0]).all()):
             warnings.warn(
-                "Kernels of this model round equal samples differently in different rows of a batch, so that a record can "
+                "Kernels of this model round equal samples differently in different rows of a batch, so that a sample can "
                 "change the last bits of others. Noise covers that for well-conditioned records only: see "
                 "docs/sharp-edges.md, 'floating-point gradients'.",
                 RoundingWarning,

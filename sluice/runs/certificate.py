@@ -116,19 +116,19 @@ def unproved_warning(mechanism: Mechanism) -> str:
 
 
 def write_certificate(folder: RunFolder) -> dict[str, Any]:
-    """Write ``certificate.json`` with its pages and its picture into ``public/``; gives the certificate back."""
+    """Write ``certificate.json`` with its pages and its plot into ``public/``; returns the certificate."""
     from sluice.runs.pages import html_page, markdown_page
-    from sluice.runs.plots import epsilon_picture
+    from sluice.runs.plots import epsilon_plot
 
     contents = read_ledger(folder.ledger_path)
     certificate = certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
-    picture = epsilon_picture(contents)
+    plot = epsilon_plot(contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
         "certificate.md": markdown_page(certificate).encode("utf-8"),
-        "certificate.html": html_page(certificate, picture=picture).encode("utf-8"),
-        "epsilon.svg": picture.encode("utf-8"),
+        "certificate.html": html_page(certificate, plot=plot).encode("utf-8"),
+        "epsilon.svg": plot.encode("utf-8"),
         "certificate.json": text.encode("ascii"),
     }
     for name, content in outputs.items():

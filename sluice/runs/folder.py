@@ -32,7 +32,7 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
 class RunFolder:
     """Paths and settings of one run, and the lock that keeps a second process out.
 
-    Use :meth:`create` to begin a run, :meth:`open` to go on with one, :meth:`look` to read one without changing it.
+    Use :meth:`create` to begin a run, :meth:`open` to resume one, :meth:`look` to read one without changing it.
     """
 
     def __init__(self, *, path: Path, config: Mapping[str, Any], lock: ProcessLock | None) -> None:
@@ -75,7 +75,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Go on with a run, locked for this process. The error names the other process if there is one."""
+        """Resume a run, locked for this process. The error names the other process if there is one."""
         looked = cls.look(path)
         with explained("open", looked.private):
             looked.private.mkdir(mode=0o700, exist_ok=True)

@@ -48,7 +48,7 @@ class Executor(ABC, Generic[T]):
 
     | stage | what it may do | if it is interrupted |
     |---|---|---|
-    | `prepare` | sample, measure, decide; put back whatever it tries out | nothing has changed: the release is prepared anew, with fresh draws |
+    | `prepare` | sample, measure, decide; put back whatever it tries out | nothing has changed: the release is prepared again, with fresh draws |
     | logging | count the release as spent, write it to the ledger | the release is lost: spent, never made, its turn skipped |
     | `apply` | add noise, change weights and the method's state | cannot be by a signal, which waits; after an exception the executor refuses to continue until a state is loaded |
 

@@ -362,7 +362,7 @@ def test_one_more_record_moves_all_sums_the_same_way_by_at_most_one_bound():
     assert difference.max() > 0
 
 
-# What is on record, and what crashes cost.
+# What is logged, and what crashes cost.
 
 
 def test_a_measurement_is_logged_before_it_changes_anything():

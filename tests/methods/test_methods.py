@@ -1,4 +1,4 @@
-"""What holds for every method: it trains, resumes to the same bytes, is on record, and is honest about its proof."""
+"""What holds for every method: it trains, resumes to the same bytes, is logged, and is honest about its proof."""
 
 from __future__ import annotations
 

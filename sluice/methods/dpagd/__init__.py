@@ -74,7 +74,7 @@ class Options:
         refresh_every: steps after which the longest becomes (1 + reach_growth) times the longest of those made since.
         reach_growth: see there.
         loss_clip: a record's loss counts as at most this in the selection.
-        gradient_rate, loss_rate: share of the records that a gradient and a selection look at, drawn anew each time.
+        gradient_rate, loss_rate: share of the records that a gradient and a selection look at, drawn afresh each time.
             Less than 1 saves time and loses accuracy.
     """
 

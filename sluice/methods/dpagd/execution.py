@@ -17,7 +17,7 @@ from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Draft, Executor
 
-# Losses are counted in this many parts of the clipping bound, as whole numbers: their sums are exact.
+# Losses are counted in this many parts of the clipping bound, as integers: their sums are exact.
 LOSS_PARTS = 2**30
 
 
@@ -124,7 +124,7 @@ class AdaptiveDescent(Executor[Measurement]):
         return gradient
 
     def _raw_losses_along(self, direction: Mapping[str, Tensor], steps: Sequence[float], loss: Loss) -> Tensor:
-        """The summed losses after each step, of the same records: whole numbers, sensitive. The weights come back."""
+        """The summed losses after each step, of the same records: integers, sensitive. The weights come back."""
         sample = self._sample(self.mechanism.loss_rate)
         raw_sums = []
         weights = self.context.updates.weights()
@@ -192,7 +192,7 @@ def averaged(
 
 
 def loss_parts(losses: Tensor, *, loss_clip: float) -> Tensor:
-    """Losses clipped to [0, loss_clip], as whole numbers of parts of it. What is not a number counts as loss_clip.
+    """Losses clipped to [0, loss_clip], as an integer number of parts of it. What is not a number counts as loss_clip.
 
     Guarantee:
         Every entry is in 0 .. LOSS_PARTS and depends on its own loss alone.

@@ -35,7 +35,7 @@ def test_ratios_compare_with_the_fastest_floor_and_the_best_opacus_mode():
     assert row["memory_over_opacus"] == pytest.approx(0.25)
 
 
-def test_results_are_written_as_json_and_as_a_picture(tmp_path):
+def test_results_are_written_as_json_and_as_a_plot(tmp_path):
     write_json(RESULTS, tmp_path / "bench.json")
     write_plot(RESULTS, tmp_path / "bench.png")
     assert len(json.loads((tmp_path / "bench.json").read_text())["measurements"]) == len(RESULTS)
