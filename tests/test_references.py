@@ -17,6 +17,7 @@ ROOMS = "|".join(
     sorted(path.name for path in (ROOT / "sluice").iterdir() if path.is_dir() and path.name != "__pycache__")
 )
 FILE = re.compile(rf"(?<![\w/.$-])((?:{ROOTS}|{ROOMS})/(?!NAME)[\w/.-]*(?:\.(?:py|md|json|c|h|svg)\b|/(?=[\s`,;:)])))")
+QUOTED = re.compile(rf"`((?:{ROOTS}|results)/[\w/.-]+)`")
 NAME = re.compile(r"`{1,2}(sluice(?:\.\w+)+)`{1,2}")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 FILES = [*sorted(ROOT.glob("sluice/**/*.py")), *DOCUMENTS]
@@ -49,7 +50,7 @@ def test_a_section_that_is_pointed_to_exists(file, document, section):
 def test_files_that_are_named_exist():
     missing = [
         f"{file} names {path}"
-        for file, path in matches(FILE, FILES)
+        for file, path in [*matches(FILE, FILES), *matches(QUOTED, DOCUMENTS)]
         if not (ROOT / path).exists() and not (ROOT / "sluice" / path).exists()
     ]
     assert not missing

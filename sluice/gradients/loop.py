@@ -58,7 +58,7 @@ class LoopCapture:
         self.expect(None)
 
     def expect(self, rows: int | None) -> None:
-        """Announce a piece of this many records, for one forward and one backward pass; None for no piece."""
+        """Announce a piece of this many samples, for one forward and one backward pass; None for no piece."""
         self._expected = rows
         self._recording = None
 
@@ -107,7 +107,7 @@ class LoopCapture:
         rows = batch_size(inputs)
         if rows != self._expected:
             raise InputError(
-                "the private module was called with another number of records than the loader's batch has: call it with the "
+                "the private module was called with another number of samples than the loader's batch has: call it with the "
                 "batch that the loader gave, as a whole."
             )
         self._preparing = True

@@ -332,7 +332,7 @@ def test_a_step_before_backward_is_refused():
 def test_other_data_than_the_batch_is_refused():
     run = Run()
     x, _ = next(iter(run.loader))
-    with pytest.raises(InputError, match="another number of records"):
+    with pytest.raises(InputError, match="another number of samples"):
         run.model(x[:-1])
 
 
