@@ -26,7 +26,7 @@ ReferenceNoise = Annotated[
     float | None, typer.Option("--reference-noise", help="Noise multiplier of the published reference; 'inf' for none.")
 ]
 MaxAttempts = Annotated[
-    int | None, typer.Option("--max-attempts", help="Give up on a release after so many attempts; charged to delta.")
+    int | None, typer.Option("--max-attempts", help="Give up on a release after this many attempts; charged to delta.")
 ]
 
 

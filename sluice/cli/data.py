@@ -20,7 +20,7 @@ DataDir = Annotated[
 
 @app.command("list")
 def list_data_sets(data_dir: DataDir = None, as_json: JsonFlag = False) -> None:
-    """List the data sets and where each one lies.
+    """List the data sets and where each one is.
 
     Example: sluice data list
     """

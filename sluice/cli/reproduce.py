@@ -92,20 +92,20 @@ def q_sup(json: JsonFlag = False) -> None:
 def accuracy(
     datasets: Annotated[
         list[str] | None,
-        typer.Option("--datasets", help="Names with commas between; all: the paper's four.", show_default="mnist"),
+        typer.Option("--datasets", help="Names, separated by commas; all: the paper's four.", show_default="mnist"),
     ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            "--methods", help="Names, or METHOD:VARIANT, with commas between; all: every method.", show_default="all"
+            "--methods", help="Names, or METHOD:VARIANT, separated by commas; all: every method.", show_default="all"
         ),
     ] = None,
     epsilons: Annotated[
         list[str] | None,
-        typer.Option("--epsilons", help="Headings of the table, with commas between.", show_default="3"),
+        typer.Option("--epsilons", help="Headings of the table, separated by commas.", show_default="3"),
     ] = None,
     seeds: Annotated[
-        list[str] | None, typer.Option("--seeds", help="One run for each, with commas between.", show_default="0")
+        list[str] | None, typer.Option("--seeds", help="One run for each, separated by commas.", show_default="0")
     ] = None,
     change: Annotated[
         list[str] | None,
@@ -120,13 +120,13 @@ def accuracy(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", help="Path of the table without ending (.md, .csv, .png); RESULTS/table if not given."
+            "--output", help="Path of the table without extension (.md, .csv, .png); RESULTS/table if not given."
         ),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Forget what is stored of these cells and run them from the start.")
+        bool, typer.Option("--again", help="Discard stored results of these cells and run them from the start.")
     ] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing: the table of what is stored.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Cells at once; -1: as many as there are processors.", show_default="1")
     ] = None,

@@ -117,7 +117,7 @@ def _numbers(name: str, given: tuple[str, ...], kind: Callable[[str], Number]) -
             numbers.append(kind(word))
         except ValueError:
             wanted = "integers" if kind is int else "numbers"
-            raise InputError(f"{name}={word!r} is not allowed: it must be {wanted}, with commas between.") from None
+            raise InputError(f"{name}={word!r} is not allowed: it must be {wanted}, separated by commas.") from None
     return list(dict.fromkeys(numbers))
 
 

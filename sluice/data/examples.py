@@ -105,7 +105,7 @@ class TensorExamples(Examples):
         self, inputs: Tensor, labels: Tensor, transform: Transform, *, digests: list[bytes] | None = None
     ) -> None:
         if len(inputs) != len(labels):
-            raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equally many.")
+            raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equal in number.")
         self.inputs = inputs
         self.labels = labels.to(torch.int64)
         self.transform = transform

@@ -100,7 +100,7 @@ def from_path(
         if train.inputs.shape[1:] != test.inputs.shape[1:]:
             raise DataError(
                 f"{path}: x_train has records of shape {tuple(train.inputs.shape[1:])}, x_test of "
-                f"{tuple(test.inputs.shape[1:])}. Both must be alike."
+                f"{tuple(test.inputs.shape[1:])}. Both must have the same shape."
             )
     digest = hashlib.sha256()
     for name in names:
@@ -254,7 +254,9 @@ def _examples(
         raise DataError(f"{where} has {found}; it must hold finite numbers.")
     labels = _labels(y, f"{path}[{y_name}]")
     if len(x) != len(labels):
-        raise DataError(f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equally many.")
+        raise DataError(
+            f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."
+        )
     inputs, transform = _inputs(x, kind or _kind(x), where, vocabulary)
     return TensorExamples(inputs, labels, transform)
 
@@ -269,7 +271,7 @@ def _inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int) -> tuple[Ten
         # An id beyond the vocabulary would end the run when its record is drawn, which everybody could see.
         if x.ndim != 2 or x.dtype.kind not in "ui" or x.min() < 0 or x.max() >= vocabulary:
             raise DataError(
-                f"{where} ({x.dtype}, shape {x.shape}) is no text: rows of word ids from 0 to {vocabulary - 1} are "
+                f"{where} ({x.dtype}, shape {x.shape}) is not text: rows of word ids from 0 to {vocabulary - 1} are "
                 "needed (vocabulary sets the limit)."
             )
         return torch.from_numpy(x.astype(np.int64)), to_ids

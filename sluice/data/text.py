@@ -132,7 +132,7 @@ class BagExamples(Examples):
 
     def __init__(self, bags: BagsOfWords, labels: Tensor) -> None:
         if len(bags) != len(labels):
-            raise InputError(f"bags ({len(bags)} texts) and labels ({len(labels)}) must be equally many.")
+            raise InputError(f"bags ({len(bags)} texts) and labels ({len(labels)}) must be equal in number.")
         self.bags = bags
         self.labels = labels.to(torch.int64)
 

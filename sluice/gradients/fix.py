@@ -17,7 +17,7 @@ def fix(module: nn.Module, *, groups: int = 32) -> nn.Module:
     dropped), and InstanceNorm stops keeping running statistics. The result is another model, to be trained from the start.
 
     Args:
-        groups: at most so many groups per GroupNorm; the largest number not above it that divides the channels.
+        groups: at most this many groups per GroupNorm; the largest number not above it that divides the channels.
     """
     fixed = copy.deepcopy(module)
     if isinstance(fixed, _BatchNorm):

@@ -25,7 +25,7 @@ class LoopCapture:
     or under ``torch.no_grad()`` are let through untouched.
 
     Args:
-        rows: all forward passes are filled up to so many rows, which nobody outside sees: inputs are padded on the way
+        rows: all forward passes are filled up to this many rows, which nobody outside sees: inputs are padded on the way
             into the model and outputs cut on the way out. Only a model with an output in which no axis holds the samples
             runs on the piece as it is.
 

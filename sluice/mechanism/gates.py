@@ -125,7 +125,7 @@ class ClippingBiasGate(Gate):
         max_attempts: give up on a release after this many attempts; its probability is charged to delta.
         hidden_reference: compare with the un-noised metric of the last accepted batch, and measure with the jump, as the
             paper does. No per-release bound covers that, so every epsilon of such a run is only "claimed".
-        metric_error: rounding may move the metric of all other records by so many metric bounds, either way, when one
+        metric_error: rounding may move the metric of all other records by this many metric bounds, either way, when one
             record is added; it is charged (docs/noise.md, section 6).
     """
 

@@ -25,7 +25,7 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
         return sha256_hex(canonical_json(dict(config)))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"config is not allowed: it must be plain, strict JSON (texts, finite numbers, lists, objects): {error}."
+            f"config is not allowed: it must be plain, strict JSON (strings, finite numbers, lists, objects): {error}."
         ) from error
 
 

@@ -33,7 +33,7 @@ class LedgerHeader:
     """All that an accountant has to know of a run, fixed before its first release.
 
     Attributes:
-        mechanism: ``SelectiveRelease.to_dict()``, whole, what is published before training included.
+        mechanism: the mechanism's ``to_dict()``, whole, what is published before training included.
         delta: the delta at which the run reports.
         configuration: sha256 of the run's public configuration, or None where there is none.
         noise: "secure", or "seeded" for experiments that can be repeated and protect nobody.
@@ -59,7 +59,7 @@ class LedgerHeader:
         if self.configuration is not None and not _is_hash(self.configuration):
             raise InputError(f"configuration={self.configuration!r} is not allowed: it must be a sha256 in hex.")
         if not isinstance(self.mechanism, Mapping):
-            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be SelectiveRelease.to_dict().")
+            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be a mechanism's to_dict().")
         planned = self.mechanism.get("releases")
         validate.positive_integer(**{"mechanism['releases']": planned})
         if not isinstance(self.versions, Mapping):
@@ -158,7 +158,7 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
         torn = True
     if not lines:
         raise DataError(
-            f"{where}: the first line is missing or incomplete, so no release was ever recorded here. "
+            f"{where}: the first line is missing or incomplete, so no release was ever logged here. "
             "Start the run again in an empty folder."
         )
     head = GENESIS

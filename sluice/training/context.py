@@ -27,7 +27,7 @@ class TrainingContext:
 
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
-        piece_size: so many records at most are read at once.
+        piece_size: this many records at most are read at once.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
 

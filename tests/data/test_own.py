@@ -173,7 +173,7 @@ def test_paths_that_cannot_be_data_are_refused(tmp_path: Path) -> None:
             load(path, **wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="x_test"):
         load(path, test=TensorDataset(torch.zeros(1, 4), torch.zeros(1)))
-    with pytest.raises(DataError, match="no text"):
+    with pytest.raises(DataError, match="not text"):
         load(path, kind="text")
 
 

@@ -106,7 +106,7 @@ def test_power_loss_at_any_byte_never_loses_a_release(tmp_path, monkeypatch):
 def test_a_torn_header_is_an_error(path, length):
     whole = make_ledger(path).read_bytes()
     path.write_bytes(whole[: min(length, len(whole) - 1)])
-    with pytest.raises(DataError, match="no release was ever recorded"):
+    with pytest.raises(DataError, match="no release was ever logged"):
         read_ledger(path)
 
 

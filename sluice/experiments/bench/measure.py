@@ -1,4 +1,4 @@
-"""Timing by turns, and peak memory in processes of their own."""
+"""Interleaved timing, and peak memory in processes of their own."""
 
 from __future__ import annotations
 

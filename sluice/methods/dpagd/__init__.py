@@ -160,7 +160,7 @@ class AdaptiveBudget(Mechanism):
 
     @property
     def fewest_measurements(self) -> int:
-        """At least so many are made, unless a crash takes some: the budget covers them on every path.
+        """At least this many are made, unless a crash takes some: the budget covers them on every path.
 
         n measurements of which r raise the gradient's budget cost most if the raises come early: as much as n - r
         gradients at the last budget, ``(1 + gamma)^r`` times the first, and n selections.

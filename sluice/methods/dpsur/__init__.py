@@ -19,7 +19,7 @@ Accounting, three figures:
 - claimed by the DPSR-CG paper: the sampling rate inflated by rho.
 
 Only the first is an epsilon, and noise is calibrated to it unless ``-o account=claimed`` asks for the authors' own
-settings, or on other data than theirs for noise by their formula.
+settings, or, on data other than theirs, for noise by their formula.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DpsurMechanism(Mechanism):
     """What a run of DPSUR promises. Every field is public.
 
     Attributes:
-        max_attempts: the run ends after so many attempts in all, whether its releases are made or not. None, as in
+        max_attempts: the run ends after this many attempts in all, whether its releases are made or not. None, as in
             ledgers of earlier versions: it never gives up, and the proof is by releases.
     """
 
