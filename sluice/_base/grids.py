@@ -15,7 +15,7 @@ RELEASE_GRID = 2.0**-15
 def release_grid(
     *, noise_multiplier: float, sensitivity: float, entries: int, sum_error: float = 0.0
 ) -> tuple[float, float]:
-    """The public grid step of a release, and the standard deviation that pays for rounding to it."""
+    """The public grid step of a release, and the standard deviation that covers rounding to it."""
     nominal = noise_multiplier * sensitivity
     if not 1e-200 < nominal < 1e200:
         raise InputError(

@@ -49,7 +49,7 @@ def open_fraction(**values: object) -> None:
 
 
 def positive_integer(**values: object) -> None:
-    _require("a whole number >= 1", lambda x: isinstance(x, int) and x >= 1, values)
+    _require("an integer >= 1", lambda x: isinstance(x, int) and x >= 1, values)
 
 
 def one_of(allowed: Collection[str], **values: object) -> None:

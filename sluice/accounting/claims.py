@@ -44,7 +44,7 @@ Reading = Literal["printed", "table"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedAccount:
-    """A claimed cost: one event for each accepted update, and one that is paid once (feature statistics, say).
+    """A claimed cost: one event for each accepted update, and one that is charged once (feature statistics, say).
 
     The arithmetic is Renyi DP at ``CLASSICAL_ORDERS`` with the conversion of Balle et al. and Canonne et al., all of it
     dp-accounting's. Whether the events describe what was run is the claim that nobody has proved.

@@ -48,7 +48,7 @@ def smallest_spacing(event: dpa.DpEvent) -> float:
     return 2 * loss_bound(event) / (_MAX_SLOW_POINTS if is_slow else _MAX_POINTS)
 
 
-def foreign_distribution(event: dpa.DpEvent, direction: Direction, *, spacing: float) -> LossDistribution:
+def loss_distribution(event: dpa.DpEvent, direction: Direction, *, spacing: float) -> LossDistribution:
     """dp-accounting's own pessimistic distribution of one such event."""
     accountant = pld.PLDAccountant(value_discretization_interval=spacing)
     accountant.compose(event)

@@ -36,7 +36,7 @@ class SelectiveReleaseDpEvent(DpEvent):
         noise_multiplier: sigma, of the released sum.
         acceptance: how much one record can change the acceptance of any batch.
         reference_noise_multiplier: sr, of the metric released from the same batch; infinite where none is released.
-        max_attempts: after so many rejections in a row nothing more is published but the fact that it stopped.
+        max_attempts: after this many rejections in a row nothing more is published but the fact that it stopped.
             None is "never give up", which costs nothing.
     """
 

@@ -10,7 +10,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
 
-from sluice.accounting import dp_accounting_losses as foreign_losses
+from sluice.accounting import dp_accounting_losses
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_release
@@ -34,11 +34,11 @@ class Events:
 
     releases: tuple[tuple[SelectiveReleaseDpEvent, int], ...] = ()
     attempts: tuple[tuple[DpsurAttemptDpEvent, int], ...] = ()
-    foreign: tuple[tuple[dpa.DpEvent, int], ...] = ()
+    others: tuple[tuple[dpa.DpEvent, int], ...] = ()
 
     @property
     def count(self) -> int:
-        return sum(count for _, count in (*self.releases, *self.attempts, *self.foreign))
+        return sum(count for _, count in (*self.releases, *self.attempts, *self.others))
 
     def renyi(self) -> Array | None:
         """The Renyi divergences at ``DEFAULT_ORDERS``; None where dp-accounting gives none for some event."""
@@ -48,11 +48,11 @@ class Events:
             total += count * renyi_divergences(release, orders)
         for event, count in self.attempts:
             total += count * attempt_renyi(event.attempt, orders)
-        if self.foreign:
+        if self.others:
             accountant = rdp.RdpAccountant(list(DEFAULT_ORDERS))
-            if not all(accountant.supports(event) for event, _ in self.foreign):
+            if not all(accountant.supports(event) for event, _ in self.others):
                 return None
-            for event, count in self.foreign:
+            for event, count in self.others:
                 accountant.compose(event, count)
             total += accountant.rdp
         return total
@@ -60,7 +60,7 @@ class Events:
 
 def solve_epsilon(events: Events, *, delta: float, tolerance: float) -> float:
     """The smaller of the Renyi and the loss-distribution bound of epsilon; both are sound. Answers are remembered."""
-    return _solve_epsilon(events, delta, tolerance) if events.foreign else _remembered(events, delta, tolerance)
+    return _solve_epsilon(events, delta, tolerance) if events.others else _remembered(events, delta, tolerance)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -117,7 +117,7 @@ def _grid(events: Events, *, tilt: float, epsilon: float, delta: float, toleranc
         epsilon=epsilon,
         upper_tail=_CUT_OFF * delta / events.count,
         tolerance=tolerance,
-        smallest_spacing=max((foreign_losses.smallest_spacing(event) for event, _ in events.foreign), default=0.0),
+        smallest_spacing=max((dp_accounting_losses.smallest_spacing(event) for event, _ in events.others), default=0.0),
     )
 
 
@@ -135,7 +135,7 @@ def _compose(events: Events, grid: Grid, *, tilt: float) -> tuple[ComposedLosses
 
 def _compose_without_order(events: Events, delta: float) -> tuple[tuple[ComposedLosses, ...], float]:
     """Where Renyi divergences are not at hand: dp-accounting's usual spacing, and the tilt found on the grid."""
-    spacing = max(1e-4, *(foreign_losses.smallest_spacing(event) for event, _ in events.foreign))
+    spacing = max(1e-4, *(dp_accounting_losses.smallest_spacing(event) for event, _ in events.others))
     upper_tail = _CUT_OFF * delta / events.count
     while True:
         grid = Grid(spacing=spacing, upper_tail=upper_tail, pieces=(32,) * len(events.releases))
@@ -161,7 +161,7 @@ def _factors(events: Events, direction: Direction, grid: Grid) -> Factors:
         for event, count in events.attempts
     ]
     other = [
-        (foreign_losses.foreign_distribution(event, direction, spacing=grid.spacing), count)
-        for event, count in events.foreign
+        (dp_accounting_losses.loss_distribution(event, direction, spacing=grid.spacing), count)
+        for event, count in events.others
     ]
     return [*own, *attempts, *other]

@@ -1,4 +1,4 @@
-"""Epsilon over the number of releases, for the plan's plot: as a picture, and in letters for a terminal."""
+"""Epsilon over the number of releases, for the plan's plot: as an image, and in characters for a terminal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _epsilons(plan: Calibration, event: dpa.DpEvent, counts: Sequence[int]) -> t
     return tuple(after(count) for count in counts)
 
 
-def in_letters(curves: PlanCurves, *, width: int = 64, height: int = 16) -> str:
+def in_characters(curves: PlanCurves, *, width: int = 64, height: int = 16) -> str:
     """The plot for a terminal. Where lines meet, the proved one is on top."""
     finite = [e for curve in curves.curves for e in curve.epsilons if math.isfinite(e)]
     top = max([*finite, curves.target_epsilon]) * 1.02
@@ -110,7 +110,7 @@ def _interpolate(counts: Sequence[int], values: Sequence[float], at: float) -> f
     return values[-1]
 
 
-def as_pictures(curves: PlanCurves) -> tuple[bytes, bytes]:
+def as_images(curves: PlanCurves) -> tuple[bytes, bytes]:
     """The plot as PNG and as SVG, byte for byte the same for the same curves."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ import dp_accounting as dpa
 from dp_accounting import pld
 
 from sluice._base import validate
-from sluice.accounting import dp_accounting_losses as foreign_losses
+from sluice.accounting import dp_accounting_losses
 from sluice.accounting.attempt_cap import GiveUpCharge, require_add_or_remove
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release
@@ -46,7 +46,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         self._tolerance = tolerance
         self._releases: dict[SelectiveReleaseDpEvent, int] = {}
         self._attempts: dict[DpsurAttemptDpEvent, int] = {}
-        self._foreign: list[tuple[dpa.DpEvent, int]] = []
+        self._others: list[tuple[dpa.DpEvent, int]] = []
         self._gaussian_precision = 0.0
         self._charge = GiveUpCharge()
 
@@ -66,7 +66,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
             return super()._maybe_compose(event, count, do_compose)
         error = super()._maybe_compose(event, count, False)
         if error is None and do_compose and count:
-            self._add_foreign(event, count)
+            self._add_other(event, count)
         return error
 
     def _add_release(self, release: SelectiveReleaseDpEvent, count: int) -> None:
@@ -81,13 +81,13 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         )
         self._releases[key] = self._releases.get(key, 0) + count
 
-    def _add_foreign(self, event: dpa.DpEvent, count: int) -> None:
-        if foreign_losses.has_no_effect(event):
+    def _add_other(self, event: dpa.DpEvent, count: int) -> None:
+        if dp_accounting_losses.has_no_effect(event):
             return
-        if foreign_losses.is_non_private(event):
+        if dp_accounting_losses.is_non_private(event):
             self._contains_non_dp_event = True
             return
-        self._foreign.append((event, count))
+        self._others.append((event, count))
 
     def _events(self) -> Events:
         """Gaussian releases of the whole data set are one Gaussian release with their precisions added."""
@@ -99,7 +99,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
                 acceptance=UNGATED,
             )
             releases.append((gaussian, 1))
-        return Events(releases=tuple(releases), attempts=tuple(self._attempts.items()), foreign=tuple(self._foreign))
+        return Events(releases=tuple(releases), attempts=tuple(self._attempts.items()), others=tuple(self._others))
 
     def get_epsilon(self, target_delta: float) -> float:
         remaining = self._charge.remaining_delta(target_delta)

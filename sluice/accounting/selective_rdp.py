@@ -22,7 +22,7 @@ from sluice.accounting.tilted_moments import log_moments, power_deviation
 
 Array = np.ndarray
 
-#: Fine where epsilon is large and reacts to the order, whole numbers where it is ordinary, geometric beyond.
+#: Fine where epsilon is large and reacts to the order, integers where it is ordinary, geometric beyond.
 DEFAULT_ORDERS: tuple[float, ...] = (
     *(1.02, 1.03, 1.05, 1.07),
     *(1 + step / 20 for step in range(2, 20)),

@@ -26,7 +26,7 @@ ReferenceNoise = Annotated[
     float | None, typer.Option("--reference-noise", help="Noise multiplier of the published reference; 'inf' for none.")
 ]
 MaxAttempts = Annotated[
-    int | None, typer.Option("--max-attempts", help="Give up on a release after so many attempts; charged to delta.")
+    int | None, typer.Option("--max-attempts", help="Give up on a release after this many attempts; charged to delta.")
 ]
 
 
@@ -245,12 +245,12 @@ def _print_report(report: PrivacyReport) -> None:
 
 def _draw(chosen: Calibration, plot: Path) -> None:
     from sluice._base.files import replaced_atomically
-    from sluice.accounting.plan_curves import as_pictures, in_letters, plan_curves
+    from sluice.accounting.plan_curves import as_images, in_characters, plan_curves
 
     curves = plan_curves(chosen)
     typer.echo()
-    typer.echo(in_letters(curves))
-    png, svg = as_pictures(curves)
+    typer.echo(in_characters(curves))
+    png, svg = as_images(curves)
     for path, content in ((plot.with_suffix(".png"), png), (plot.with_suffix(".svg"), svg)):
         with replaced_atomically(path) as temporary:
             temporary.write_bytes(content)

@@ -22,13 +22,13 @@ def gradients(
     models: Annotated[str, typer.Option(help="Models, separated by commas; 'all' for every one.")] = "all",
     batches: Annotated[str, typer.Option(help="Logical batch sizes, separated by commas.")] = "256,1024,4096",
     threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
-    repeats: Annotated[int, typer.Option(help="Times that each method takes its turn.")] = 5,
+    repeats: Annotated[int, typer.Option(help="How often each method is timed.")] = 5,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each method in its own process.")] = True,
     json_out: Annotated[Path | None, typer.Option(help="Write all measurements to this JSON file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a bar chart to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Private steps beside the fastest ordinary PyTorch step and every mode of Opacus, by turns in one run.
+    """Private steps beside the fastest ordinary PyTorch step and every mode of Opacus, interleaved in one run.
 
     Times are medians; only their ratios mean something on a shared machine. Opacus is optional (the extra "bench").
 
@@ -44,7 +44,7 @@ def gradients(
         try:
             values = [int(part) for part in text.split(",")]
         except ValueError as error:
-            raise InputError(f"{name}={text!r} is not allowed: give whole numbers separated by commas.") from error
+            raise InputError(f"{name}={text!r} is not allowed: give integers separated by commas.") from error
         for value in values:
             validate.positive_integer(**{name: value})
         return values

@@ -20,7 +20,7 @@ DataDir = Annotated[
 
 @app.command("list")
 def list_data_sets(data_dir: DataDir = None, as_json: JsonFlag = False) -> None:
-    """List the data sets and where each one lies.
+    """List the data sets and where each one is.
 
     Example: sluice data list
     """
@@ -90,7 +90,9 @@ def verify_data_sets(
     for check in verify(names or (), data_dir=data_dir):
         checks.append(check)
         if not as_json:
-            problem = f": expected {check.expected}; found {check.found}; mend with: {check.mend}" if check.bad else ""
+            problem = (
+                f": expected {check.expected}; found {check.found}; repair with: {check.mend}" if check.bad else ""
+            )
             typer.echo(f"{check.state:<10} {check.name:<13} {check.path}{problem}")
     bad = sum(check.bad for check in checks)
     if as_json:

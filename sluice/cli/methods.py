@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Tell all about this method.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Describe this method.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List the methods of sluice train --method, one line each, with the epsilon that they can prove.

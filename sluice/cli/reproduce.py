@@ -92,20 +92,20 @@ def q_sup(json: JsonFlag = False) -> None:
 def accuracy(
     datasets: Annotated[
         list[str] | None,
-        typer.Option("--datasets", help="Names with commas between; all: the paper's four.", show_default="mnist"),
+        typer.Option("--datasets", help="Names, separated by commas; all: the paper's four.", show_default="mnist"),
     ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            "--methods", help="Names, or METHOD:VARIANT, with commas between; all: every method.", show_default="all"
+            "--methods", help="Names, or METHOD:VARIANT, separated by commas; all: every method.", show_default="all"
         ),
     ] = None,
     epsilons: Annotated[
         list[str] | None,
-        typer.Option("--epsilons", help="Headings of the table, with commas between.", show_default="3"),
+        typer.Option("--epsilons", help="Headings of the table, separated by commas.", show_default="3"),
     ] = None,
     seeds: Annotated[
-        list[str] | None, typer.Option("--seeds", help="One run for each, with commas between.", show_default="0")
+        list[str] | None, typer.Option("--seeds", help="One run for each, separated by commas.", show_default="0")
     ] = None,
     change: Annotated[
         list[str] | None,
@@ -120,13 +120,13 @@ def accuracy(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", help="Path of the table without ending (.md, .csv, .png); RESULTS/table if not given."
+            "--output", help="Path of the table without extension (.md, .csv, .png); RESULTS/table if not given."
         ),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Forget what is stored of these cells and run them from the start.")
+        bool, typer.Option("--again", help="Discard stored results of these cells and run them from the start.")
     ] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing: the table of what is stored.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Cells at once; -1: as many as there are processors.", show_default="1")
     ] = None,
@@ -143,7 +143,7 @@ def accuracy(
     """The paper's table of accuracies: ours beside the printed numbers, with what is proved and what is claimed.
 
     Each cell is one seeded run of sluice train's own code. Its result is stored as a small JSON file and re-used; a cell
-    that was interrupted goes on where it was when the same command is given again. With --again, results of these cells
+    that was interrupted resumes when the same command is given again. With --again, results of these cells
     are removed first.
 
     Example: sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3 --seeds 0,1,2

@@ -116,8 +116,8 @@ def _numbers(name: str, given: tuple[str, ...], kind: Callable[[str], Number]) -
         try:
             numbers.append(kind(word))
         except ValueError:
-            wanted = "whole numbers" if kind is int else "numbers"
-            raise InputError(f"{name}={word!r} is not allowed: it must be {wanted}, with commas between.") from None
+            wanted = "integers" if kind is int else "numbers"
+            raise InputError(f"{name}={word!r} is not allowed: it must be {wanted}, separated by commas.") from None
     return list(dict.fromkeys(numbers))
 
 
@@ -144,8 +144,8 @@ def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions) -> 
                 yield outcome
     except KeyboardInterrupt:
         screen.say(
-            f"interrupted: {ended} of {len(stock.open)} cells ended and stored. The same command goes on"
-            f"{' (without --again)' if request.again else ''}."
+            f"interrupted: {ended} of {len(stock.open)} cells ended and stored. To resume, run the same command"
+            f"{' without --again' if request.again else ''}."
         )
         raise typer.Exit(130) from None
 

@@ -47,7 +47,7 @@ def verify(runs: Runs, delta: Delta = None, as_json: JsonFlag = False) -> None:
 
 
 def certificate(run: Run, as_json: JsonFlag = False) -> None:
-    """Write the certificate of a run (JSON, Markdown, HTML and a picture of epsilon) into its public folder.
+    """Write the certificate of a run (JSON, Markdown, HTML and a plot of epsilon) into its public folder.
 
     Example: sluice certificate runs/first
     """
@@ -74,17 +74,17 @@ def private(run: Run, as_json: JsonFlag = False) -> None:
     from sluice._base.errors import InputError
     from sluice._base.storage import write_atomically
     from sluice.runs.folder import RunFolder
-    from sluice.runs.plots import acceptance_picture, metric_picture
+    from sluice.runs.plots import acceptance_plot, metric_plot
     from sluice.runs.trace import read_trace
 
     folder = RunFolder.look(run)
     rows = read_trace(folder.trace_path)
     if not rows:
         raise InputError(f"RUN={str(run)!r} is not allowed: {folder.trace_path} holds no release yet.")
-    pictures = {"acceptance.png": acceptance_picture(rows), "metric.png": metric_picture(rows)}
-    for name, content in pictures.items():
+    plots = {"acceptance.png": acceptance_plot(rows), "metric.png": metric_plot(rows)}
+    for name, content in plots.items():
         write_atomically(folder.private / name, content, public=False)
-    written = [str(folder.private / name) for name in pictures]
+    written = [str(folder.private / name) for name in plots]
     if as_json:
         print_json({"releases": len(rows), "files": written})
         return

@@ -87,7 +87,7 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
             return torch.empty(0, dtype=torch.int64, device=self.labels.device)
         if positions.ndim != 1 or positions.dtype.is_floating_point or positions.dtype == torch.bool:
             found = f"shape {tuple(positions.shape)}, {positions.dtype}"
-            raise InputError(f"indices ({found}) are not allowed: they must be a row of whole numbers.")
+            raise InputError(f"indices ({found}) are not allowed: they must be a row of integers.")
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= len(self):
             raise InputError(f"indices from {low} to {high} are not allowed: they must lie in 0 .. {len(self) - 1}.")
@@ -105,7 +105,7 @@ class TensorExamples(Examples):
         self, inputs: Tensor, labels: Tensor, transform: Transform, *, digests: list[bytes] | None = None
     ) -> None:
         if len(inputs) != len(labels):
-            raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equally many.")
+            raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equal in number.")
         self.inputs = inputs
         self.labels = labels.to(torch.int64)
         self.transform = transform

@@ -149,8 +149,8 @@ def _paths(layout: tuple[DataFile, ...], roots: tuple[Path, ...]) -> dict[str, P
     return found
 
 
-def mending_command(entry_name: str, root: Path | None = None) -> str:
-    """The command that fetches a data set anew, beside the bad file; without a root, into the user's cache."""
+def repair_command(entry_name: str, root: Path | None = None) -> str:
+    """The command that fetches a data set again, beside the bad file; without a root, into the user's cache."""
     command = f"sluice data get {entry_name}"
     if root is None:
         return command
@@ -162,7 +162,7 @@ def mending_command(entry_name: str, root: Path | None = None) -> str:
 def read_verified(path: Path, file: DataFile, *, entry_name: str) -> tuple[bytes, str]:
     """Read the file once; return its bytes and their sha256.
 
-    Raises a ``DataError`` that names the file, what was expected, what was found and the mending command
+    Raises a ``DataError`` that names the file, what was expected, what was found and the repair command
     unless these very bytes have an accepted sha256. The file itself is left as it is.
     """
     report, content = _examine(path, file)
@@ -177,10 +177,10 @@ def check(path: Path, file: DataFile) -> FileReport:
 
 
 def describe(report: FileReport, *, entry_name: str, root: Path) -> str:
-    """Two lines: what is wrong with the file, and how to mend it."""
+    """Two lines: what is wrong with the file, and how to repair it."""
     return (
         f"{report.path} is {report.state}: expected {report.expected}; found {report.found}.\n"
-        f"Mend it with: {mending_command(entry_name, root)}"
+        f"Repair it with: {repair_command(entry_name, root)}"
     )
 
 

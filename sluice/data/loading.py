@@ -25,8 +25,8 @@ from sluice.data.files import (
     Location,
     download_root,
     locate,
-    mending_command,
     read_verified,
+    repair_command,
     search_roots,
 )
 from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_words, padded
@@ -145,7 +145,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     if found != DIGITS_SHA256:
         raise DataError(
             f"digits, embedded in scikit-learn, is damaged: expected sha256 {DIGITS_SHA256}; found {found}.\n"
-            "Mend it with: pip install --force-reinstall scikit-learn"
+            "Repair it with: pip install --force-reinstall scikit-learn"
         )
     return images, labels
 
@@ -158,7 +158,7 @@ def _fetched(
     searched = ", ".join(str(root) for root in search_roots(data_dir))
     raise DataError(
         f"{entry.name}: {file.name} is missing: expected {file.expected}; found nothing in {searched}.\n"
-        f"Mend it with: {mending_command(entry.name, None if file.mirrors else location.root)}"
+        f"Repair it with: {repair_command(entry.name, None if file.mirrors else location.root)}"
     )
 
 

@@ -20,7 +20,7 @@ from sluice.data.files import (
     describe,
     download_root,
     locate,
-    mending_command,
+    repair_command,
     search_roots,
 )
 from sluice.data.loading import DIGITS_SHA256, DIGITS_TEST_SIZE, read_digits
@@ -169,7 +169,7 @@ def _verify(entry: CatalogEntry, roots: tuple[Path, ...], *, needed: bool) -> It
             path = file.found_in(root)
             if path is not None:
                 report = check(path, file)
-                mend = "" if report.state == "ok" else mending_command(entry.name, root)
+                mend = "" if report.state == "ok" else repair_command(entry.name, root)
                 yield _check(entry, report.path, report.state, report.found, file, mend)
     if copies:
         location = locate(entry, roots)
@@ -180,7 +180,7 @@ def _verify(entry: CatalogEntry, roots: tuple[Path, ...], *, needed: bool) -> It
     for file in lacking:
         state: State = "absent" if file.optional or (location is None and not needed) else "missing"
         root = location.root if location is not None and location.root is not None else roots[-1]
-        mend = "" if state == "absent" else mending_command(entry.name, None if root == download_root() else root)
+        mend = "" if state == "absent" else repair_command(entry.name, None if root == download_root() else root)
         yield _check(entry, root / file.places[0], state, "nothing", file, mend)
 
 

@@ -100,7 +100,7 @@ def from_path(
         if train.inputs.shape[1:] != test.inputs.shape[1:]:
             raise DataError(
                 f"{path}: x_train has records of shape {tuple(train.inputs.shape[1:])}, x_test of "
-                f"{tuple(test.inputs.shape[1:])}. Both must be alike."
+                f"{tuple(test.inputs.shape[1:])}. Both must have the same shape."
             )
     digest = hashlib.sha256()
     for name in names:
@@ -218,7 +218,7 @@ def _member(path: Path, opened: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     except UNREADABLE as error:
         raise DataError(_unreadable(f"{path}[{name}]", error)) from error
     if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}[{name}] is not an array. Write the file anew with numpy.savez.")
+        raise DataError(f"{path}[{name}] is not an array. Write the file again with numpy.savez.")
     return array
 
 
@@ -228,7 +228,7 @@ def _unreadable(where: Path | str, error: Exception) -> str:
             f"{where} holds Python objects or no array at all, and is not opened, since that could run code. "
             "Save plain numbers: numpy.savez(path, x=..., y=...)."
         )
-    return f"{where} is damaged or no numpy file: {error or type(error).__name__}. Write it anew with numpy.savez."
+    return f"{where} is damaged or no numpy file: {error or type(error).__name__}. Write it again with numpy.savez."
 
 
 def _require_keys(path: Path, found: Collection[str], what: str, ending: str) -> None:
@@ -254,7 +254,9 @@ def _examples(
         raise DataError(f"{where} has {found}; it must hold finite numbers.")
     labels = _labels(y, f"{path}[{y_name}]")
     if len(x) != len(labels):
-        raise DataError(f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equally many.")
+        raise DataError(
+            f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."
+        )
     inputs, transform = _inputs(x, kind or _kind(x), where, vocabulary)
     return TensorExamples(inputs, labels, transform)
 
@@ -269,7 +271,7 @@ def _inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int) -> tuple[Ten
         # An id beyond the vocabulary would end the run when its record is drawn, which everybody could see.
         if x.ndim != 2 or x.dtype.kind not in "ui" or x.min() < 0 or x.max() >= vocabulary:
             raise DataError(
-                f"{where} ({x.dtype}, shape {x.shape}) is no text: rows of word ids from 0 to {vocabulary - 1} are "
+                f"{where} ({x.dtype}, shape {x.shape}) is not text: rows of word ids from 0 to {vocabulary - 1} are "
                 "needed (vocabulary sets the limit)."
             )
         return torch.from_numpy(x.astype(np.int64)), to_ids
@@ -302,18 +304,18 @@ def _read_label(dataset: Dataset[Any], index: int, shape: tuple[int, ...], what:
     try:
         return label.item() if hasattr(label, "item") else float(label)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what}: label {index} is {label!r}; labels must be whole numbers from 0.") from error
+        raise DataError(f"{what}: label {index} is {label!r}; labels must be integers from 0.") from error
 
 
 def _labels(y: np.ndarray, where: str) -> Tensor:
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or y.size == 0:
-        raise DataError(f"{where} has shape {y.shape}; labels must be one row of whole numbers, at least one.")
+        raise DataError(f"{where} has shape {y.shape}; labels must be one row of integers, at least one.")
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         position = int(np.flatnonzero(~np.isfinite(y))[0])
-        raise DataError(f"{where}: label {position} is {y[position]}; labels must be whole numbers from 0.")
+        raise DataError(f"{where}: label {position} is {y[position]}; labels must be integers from 0.")
     if y.dtype.kind not in "buif" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
-        raise DataError(f"{where} ({y.dtype}) holds no class labels; they must be whole numbers from 0.")
+        raise DataError(f"{where} ({y.dtype}) holds no class labels; they must be integers from 0.")
     if y.min() < 0 or y.max() >= MOST_CLASSES:
         raise DataError(
             f"{where} has labels from {y.min()} to {y.max()}; classes are numbered from 0, {MOST_CLASSES - 1} at most."

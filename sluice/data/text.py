@@ -31,7 +31,7 @@ class Sequences:
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> Self:
         if any(rank < 1 for ranks in lists for rank in ranks):
-            raise InputError("sequences hold a rank below 1: ranks must be whole numbers from 1, the most frequent.")
+            raise InputError("sequences hold a rank below 1: ranks must be integers from 1, the most frequent.")
         ids, offsets = flatten(lists)
         return cls(ids=torch.from_numpy(ids), offsets=torch.from_numpy(offsets))
 
@@ -117,7 +117,7 @@ def bag_of_words(sequences: Sequences, vocabulary: int, skip_commonest: int = 50
     """
     positive_integer(vocabulary=vocabulary)
     if not isinstance(skip_commonest, int) or skip_commonest < 0:
-        raise InputError(f"skip_commonest={skip_commonest!r} is not allowed: it must be a whole number >= 0.")
+        raise InputError(f"skip_commonest={skip_commonest!r} is not allowed: it must be an integer >= 0.")
     columns = sequences.ids.to(torch.int64) - (skip_commonest + 1)
     rows = torch.arange(len(sequences)).repeat_interleave(sequences.lengths)
     kept = (columns >= 0) & (columns < vocabulary)
@@ -132,7 +132,7 @@ class BagExamples(Examples):
 
     def __init__(self, bags: BagsOfWords, labels: Tensor) -> None:
         if len(bags) != len(labels):
-            raise InputError(f"bags ({len(bags)} texts) and labels ({len(labels)}) must be equally many.")
+            raise InputError(f"bags ({len(bags)} texts) and labels ({len(labels)}) must be equal in number.")
         self.bags = bags
         self.labels = labels.to(torch.int64)
 

@@ -1,7 +1,7 @@
 """The unpacked copies in the user's cache: one .npy file for each array, bound to the sha256 of its source.
 
 A copy is used only if every array still has the sha256 that was noted when it was written; otherwise it is
-made anew. Any number of processes may do so at once: each file is replaced in one move, all of them write the
+made again. Any number of processes may do so at once: each file is replaced in one move, all of them write the
 same bytes, and the note comes last.
 """
 

@@ -17,7 +17,7 @@ from sluice.features import GroupNormalisation, Scattering, scattering_features
 
 TEXT_DATA_SETS = ("imdb",)
 NORMALISED_AT_ONCE = 1 << 30
-"""Up to so many bytes, normalised coefficients are kept in memory; beyond, each batch is normalised when it is read."""
+"""Up to this many bytes, normalised coefficients are kept in memory; beyond, each batch is normalised when it is read."""
 
 _ROWS_AT_ONCE = 1024
 _normalise = GroupNormalisation()

@@ -1,4 +1,4 @@
-"""Training a run from its settings: every release on record first, then applied, then kept in a checkpoint."""
+"""Training a run from its settings: every release logged first, then applied, then kept in a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HELD_OUT = "held-out.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What may be shown while a run goes on: all of it public."""
+    """What may be shown while a run is in progress: all of it public."""
 
     release: int
     releases: int
@@ -131,11 +131,11 @@ class Training:
             return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
-        """Go on with a run that was interrupted, from its last checkpoint, or from the start if it never had one.
+        """Resume a run that was interrupted, from its last checkpoint, or from the start if it never had one.
 
         Guarantee:
             As for `start`. A seeded run ends as if it had never been interrupted, with the same bytes in ``public/``;
-            any other pays for the releases that the interruption took.
+            any other is charged for the releases that the interruption lost.
         """
         with RunFolder.open(path) as folder:
             self._require_same_settings(folder)
@@ -149,7 +149,7 @@ class Training:
                 if found is None:
                     if ledger.spent > 0:
                         raise DataError(
-                            f"{folder.checkpoints} holds no checkpoint: the run cannot go on. Start a new one."
+                            f"{folder.checkpoints} holds no checkpoint: the run cannot be resumed. Start a new one."
                         )
                     return self._from_the_start(folder, ledger)
                 self._notes += [note for note in (ledger.note, found.note) if note]
@@ -191,13 +191,13 @@ class Training:
             )
         if ledger.header.mechanism != self.mechanism.to_dict():
             raise DataError(
-                f"{folder.ledger_path} promises another mechanism than the one given: resume with the recorded one."
+                f"{folder.ledger_path} is the ledger of another mechanism than the one given: resume with that of the ledger."
             )
 
-    def _set_up(self, put_on_record: Callable[[int], None]) -> None:
+    def _set_up(self, log_release: Callable[[int], None]) -> None:
         def before_release(number: int) -> None:
             self._interrupt.hold()
-            put_on_record(number)
+            log_release(number)
 
         self.engine.make_private_by(
             self.mechanism,
@@ -300,7 +300,7 @@ class RecordedRun:
     """What a run folder says about the run that it holds.
 
     Attributes:
-        mechanism: None if the run was stopped before it put its mechanism on record; it is planned again then.
+        mechanism: None if the run was stopped before its mechanism was logged; it is planned again then.
         result: None while the run is not finished.
     """
 

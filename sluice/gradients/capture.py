@@ -21,12 +21,12 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
-from sluice.gradients.opaque import VmapRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
 from sluice.gradients.probe import Axes
 from sluice.gradients.rules import Call
 from sluice.gradients.trees import leaves_in
+from sluice.gradients.vmap import VmapRule
 from sluice.gradients.workspace import Workspace
 
 
@@ -159,7 +159,7 @@ class Watch:
         self._recording: Recording | None = None
 
     @property
-    def has_opaque(self) -> bool:
+    def has_vmap(self) -> bool:
         """Whether some unit draws its random numbers in another order than its own forward would."""
         return any(isinstance(unit.rule, VmapRule) for unit in self._units.values())
 

@@ -43,7 +43,7 @@ def working(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-#: Single precision adds up so many squares without losing digits; longer sums are made of such parts, in float64.
+#: Single precision adds up this many squares without losing digits; longer sums are made of such parts, in float64.
 _PART = 512
 
 

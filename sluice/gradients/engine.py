@@ -14,13 +14,13 @@ from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
 from sluice.gradients.chunk import Chunk
 from sluice.gradients.losses import Loss
-from sluice.gradients.opaque import VmapRule
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
 from sluice.gradients.probe import Axes
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_mixing
+from sluice.gradients.vmap import VmapRule
 
 Scaling = Callable[[Tensor], Tensor]
 
@@ -60,7 +60,7 @@ class PerSampleGradients:
         if not self._names:
             raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")
         self._parameters: frozenset[Tensor] = frozenset(self._names)
-        self._units = plan(module, options=self.options, opaque=VmapRule())
+        self._units = plan(module, options=self.options, fallback=VmapRule())
         axes: dict[tuple[str, int], Axes] = {}
         self._watch = Watch(self._units, options=self.options, axes=axes)
         self._preparation = Preparation(
@@ -175,7 +175,7 @@ class PerSampleGradients:
             kept_bytes=self.options.kept_bytes,
             keep=keep,
             device=self._device,
-            # Whether some record's gradient is not finite is nobody's business while training privately.
+            # Whether some sample's gradient is not finite is nobody's business while training privately.
             warn=self._expected_batch_size is None,
         )
 

@@ -14,10 +14,10 @@ def fix(module: nn.Module, *, groups: int = 32) -> nn.Module:
     """A copy of the module in which nothing mixes samples; the original is left alone.
 
     Every BatchNorm becomes a GroupNorm with the same weight and bias (its running statistics are about the data and are
-    dropped), and InstanceNorm stops keeping running statistics. The result is another model, to be trained anew.
+    dropped), and InstanceNorm stops keeping running statistics. The result is another model, to be trained from the start.
 
     Args:
-        groups: at most so many groups per GroupNorm; the largest number not above it that divides the channels.
+        groups: at most this many groups per GroupNorm; the largest number not above it that divides the channels.
     """
     fixed = copy.deepcopy(module)
     if isinstance(fixed, _BatchNorm):

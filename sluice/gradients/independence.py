@@ -52,7 +52,7 @@ def mixing_message(model: nn.Module, name: str) -> str:
     mode = "training" if model.training else "evaluation"
     return (
         f"Module '{name or type(model).__name__}' gives another output for a sample when other samples of its batch "
-        f"change (in {mode} mode), so its gradients are not about one record. Replace what it computes over the batch "
+        f"change (in {mode} mode), so its gradients are not about one sample. Replace what it computes over the batch "
         "axis (normalise over channels or positions instead), or freeze it."
     )
 

@@ -24,7 +24,7 @@ _COUNT = 3
 def refuse_changing_buffers(model: nn.Module, samples: Samples) -> None:
     """Raise if a forward pass leaves something of the batch, or of the number of passes, in a buffer.
 
-    A buffer that holds the same after any first pass, and keeps it, is a cache of something that no record decides.
+    A buffer that holds the same after any first pass, and keeps it, is a cache of something that no sample decides.
     """
     one, other = samples.few(_COUNT), samples.others(_COUNT)
     states = [_buffers_after(model, passes) for passes in ((one,), (other,), (one, other))]

@@ -25,7 +25,7 @@ class LoopCapture:
     or under ``torch.no_grad()`` are let through untouched.
 
     Args:
-        rows: all forward passes are filled up to so many rows, which nobody outside sees: inputs are padded on the way
+        rows: all forward passes are filled up to this many rows, which nobody outside sees: inputs are padded on the way
             into the model and outputs cut on the way out. Only a model with an output in which no axis holds the samples
             runs on the piece as it is.
 
@@ -58,7 +58,7 @@ class LoopCapture:
         self.expect(None)
 
     def expect(self, rows: int | None) -> None:
-        """Announce a piece of this many records, for one forward and one backward pass; None for no piece."""
+        """Announce a piece of this many samples, for one forward and one backward pass; None for no piece."""
         self._expected = rows
         self._recording = None
 
@@ -97,7 +97,7 @@ class LoopCapture:
             )
         if self._recording is not None:
             raise InputError(
-                "the private module was called a second time for one batch, so a record could count twice. Call it "
+                "the private module was called a second time for one batch, so a sample could count twice. Call it "
                 "once for each batch; evaluate with model.eval() and torch.no_grad()."
             )
         if not leaves_in(inputs, {}):
@@ -107,7 +107,7 @@ class LoopCapture:
         rows = batch_size(inputs)
         if rows != self._expected:
             raise InputError(
-                "the private module was called with another number of records than the loader's batch has: call it with the "
+                "the private module was called with another number of samples than the loader's batch has: call it with the "
                 "batch that the loader gave, as a whole."
             )
         self._preparing = True

@@ -119,7 +119,7 @@ class _Trial:
         if not all(_same(_at(before, i), _at(found, i)) for i, found in enumerate(after)):
             raise InputError(
                 "loss: the derivative at one sample's output depends on the other samples of the batch, so its gradient is "
-                "not about one record. Class weights, ignore_index and masks together with reduction='mean' do this: they "
+                "not about one sample. Class weights, ignore_index and masks together with reduction='mean' do this: they "
                 "divide by a number that depends on the whole batch. So do targets that broadcast against the output. Use "
                 "reduction='none' and average over each sample's own entries, or reduction='sum', or multiply each "
                 "sample's loss by its weight and divide by the number of samples."

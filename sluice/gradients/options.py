@@ -20,9 +20,9 @@ class GradientOptions:
     Attributes:
         chunk_size: samples that go through the model at once. None lets the cost model choose (64 to 256).
         strategy: module name to kernel, for experiments: "gram" (norms from Gram matrices over positions),
-            "explicit" (per-sample gradients are formed), "vmap" (treat the module and all in it as
-            opaque), "loop" (the same, one sample after the other, for modules that vmap cannot run), "auto" (the
-            cost model; what every module not named here gets).
+            "explicit" (per-sample gradients are formed), "vmap" (run the module and all in it under
+            `torch.func.vmap`), "loop" (the same, one sample after the other, for modules that vmap cannot run), "auto"
+            (the cost model; what every module not named here gets).
         kept_bytes: per-sample gradients formed for norms are kept for the weighted sum up to this many bytes per
             parameter; beyond it they are formed again, or not at all.
         compiled: use kernels in C where there are some and a C compiler was found (`sluice.gradients.native`).

@@ -23,10 +23,10 @@ class Unit:
     rule: Rule
 
 
-def plan(model: nn.Module, *, options: GradientOptions, opaque: Rule) -> Mapping[nn.Module, Unit]:
-    """Cut the model into units: modules with a rule, and the smallest opaque subtrees around anything else.
+def plan(model: nn.Module, *, options: GradientOptions, fallback: Rule) -> Mapping[nn.Module, Unit]:
+    """Cut the model into units: modules with a rule, and the smallest subtrees around anything else, for the fallback.
 
-    A module that has trainable parameters of its own but no rule is opaque together with all that it contains.
+    A module that has trainable parameters of its own but no rule goes to the fallback together with all that it contains.
     """
     names = {name for name, _ in model.named_modules()}
     for name in options.strategy:
@@ -37,9 +37,9 @@ def plan(model: nn.Module, *, options: GradientOptions, opaque: Rule) -> Mapping
     def visit(module: nn.Module, name: str) -> None:
         if module in units or not any(parameter.requires_grad for parameter in module.parameters()):
             return
-        rule = None if _must_be_opaque(module, options.strategy.get(name, "auto")) else rule_for(module)
+        rule = None if _needs_vmap(module, options.strategy.get(name, "auto")) else rule_for(module)
         if rule is None and _has_own_parameters(module, options.strategy.get(name, "auto")):
-            rule = opaque
+            rule = fallback
         if rule is not None:
             units[module] = Unit(name=name, module=module, rule=rule)
             return
@@ -51,7 +51,7 @@ def plan(model: nn.Module, *, options: GradientOptions, opaque: Rule) -> Mapping
     return units
 
 
-def _must_be_opaque(module: nn.Module, strategy: str) -> bool:
+def _needs_vmap(module: nn.Module, strategy: str) -> bool:
     # Parametrized weights and forward pre-hooks (the older weight_norm) compute what the module uses as its weight.
     return strategy in ("vmap", "loop") or parametrize.is_parametrized(module) or bool(module._forward_pre_hooks)
 

@@ -1,6 +1,6 @@
 """What has to be known of a model before its gradients are recorded, found out once for each kind of batch.
 
-No record's value is used: the model runs on made-up inputs that share the batch's shapes and types.
+No sample's value is used: the model runs on made-up inputs that share the batch's shapes and types.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Preparation:
             norms = chunk.norms
         if not bool((norms == norms[0]).all()):
             warnings.warn(
-                "Kernels of this model round equal samples differently in different rows of a batch, so that a record can "
-                "change the last bits of others. Noise covers that for well-conditioned records only: see "
+                "Kernels of this model round equal samples differently in different rows of a batch, so that a sample can "
+                "change the last bits of others. Noise covers that for well-conditioned samples only: see "
                 "docs/sharp-edges.md, 'floating-point gradients'.",
                 RoundingWarning,
                 stacklevel=2,
@@ -153,7 +153,7 @@ class Preparation:
                 return samples
             problems.append(problem)
         if not self._options.verify:
-            # Only shapes are read off, and the forward pass would raise for these records in any case.
+            # Only shapes are read off, and the forward pass would raise for these samples in any case.
             return Samples.of(x)
         shapes = ", ".join(f"{t.dtype} {('samples', *t.shape[1:])}" for t in tensors_in(x)).replace("'", "")
         raise UnsupportedModuleError(

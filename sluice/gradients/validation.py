@@ -1,4 +1,4 @@
-"""Refusing modules that mix samples, whose per-sample gradients would not be about one record."""
+"""Refusing modules that mix samples, whose per-sample gradients would not be about one sample."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _compare(subject: Subject, pair: Any) -> None:
     tolerance = 0.2 if any(t.dtype in (torch.bfloat16, torch.float16) for t in outputs) else 0.01
     found = subject.weighted_sum(chunk, torch.ones(2))
     if random:
-        if not subject.watch.has_opaque:
+        if not subject.watch.has_vmap:
             _refuse_difference(_different(subject.autograd(pair), found, tolerance))
         return
     singles = [subject.autograd(take(pair, slice(i, i + 1))) for i in (0, 1)]

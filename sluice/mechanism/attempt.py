@@ -62,8 +62,8 @@ class Attempt:
 
     Attributes:
         limit: the metric must stay strictly below; infinite where every batch is accepted.
-        count: how many attempts this stands for: itself, and the hopeless ones before it that were skipped unseen.
-        hopeless: no batch can be accepted, because the attempts that were left ran out.
+        count: how many attempts this stands for: itself, and those before it that could not be accepted and were skipped.
+        cannot_be_accepted: whatever the batch, because the attempts that were left ran out.
     """
 
     def __init__(self, *, limit: float, count: int, measure: Callable[[Tensor], Tensor]) -> None:
@@ -73,7 +73,7 @@ class Attempt:
         self._raw_metric = 0.0
 
     @property
-    def hopeless(self) -> bool:
+    def cannot_be_accepted(self) -> bool:
         return self.limit == -math.inf
 
     @property

@@ -170,9 +170,7 @@ class Mechanism(ABC):
 
     def _require_releases(self, releases: int) -> None:
         if not isinstance(releases, int) or not 0 <= releases <= self.releases:
-            raise InputError(
-                f"releases={releases!r} is not allowed: it must be a whole number in 0 .. {self.releases}."
-            )
+            raise InputError(f"releases={releases!r} is not allowed: it must be an integer in 0 .. {self.releases}.")
 
 
 __all__ = ["Claim", "Mechanism"]

@@ -74,7 +74,7 @@ class Gate(ABC):
         Guarantee:
             Sampling a batch for the attempt, adding its norms, and calling ``begin`` again unless it is ``accepted``
             gives the same law of accepted batches and of attempts as drawing a batch and noise for every attempt.
-            The hopeless attempts that were skipped are in ``count``, never beyond ``attempts_left``.
+            Attempts that cannot be accepted are skipped and are in ``count``, never beyond ``attempts_left``.
         """
 
     @abstractmethod
@@ -125,7 +125,7 @@ class ClippingBiasGate(Gate):
         max_attempts: give up on a release after this many attempts; its probability is charged to delta.
         hidden_reference: compare with the un-noised metric of the last accepted batch, and measure with the jump, as the
             paper does. No per-release bound covers that, so every epsilon of such a run is only "claimed".
-        metric_error: rounding may move the metric of all other records by so many metric bounds, either way, when one
+        metric_error: rounding may move the metric of all other records by this many metric bounds, either way, when one
             record is added; it is charged (docs/noise.md, section 6).
     """
 
@@ -263,12 +263,12 @@ class ClippingBiasGate(Gate):
     def begin(self, reference: ReferenceState, noise: DecisionNoise, *, attempts_left: int | None = None) -> Attempt:
         # The metric is never negative, so no batch has a larger difference than the empty one.
         largest_difference = min(max(reference.value, -self.clip_bound), self.clip_bound)
-        hopeless_up_to = _float_below(Fraction(self.threshold) - Fraction(largest_difference))
+        rejected_up_to = _float_below(Fraction(self.threshold) - Fraction(largest_difference))
         step, std = self._noise_step, self.noise_std
         value, count = first_above(
-            hopeless_up_to,
+            rejected_up_to,
             draw=lambda draws: noise.rounded_normal(draws, scale=std / step).mul_(step),
-            probability=float(ndtr(-hopeless_up_to / std)),
+            probability=float(ndtr(-rejected_up_to / std)),
             attempts_left=attempts_left,
         )
         limit = -math.inf if value is None else self.limit(reference, value)

@@ -33,7 +33,8 @@ KINDS: dict[str, Kind] = {
         mechanism="sluice.methods.dpsur:DpsurMechanism", executor="sluice.methods.dpsur.execution:SelectiveUpdates"
     ),
     "importance sampling": Kind(
-        mechanism="sluice.methods.dpis:ImportanceSampling", executor="sluice.methods.dpis.execution:ImportanceReleaser"
+        mechanism="sluice.methods.dpis:ImportanceSampling",
+        executor="sluice.methods.dpis.execution:ImportanceSamplingExecutor",
     ),
     "adaptive budget": Kind(
         mechanism="sluice.methods.dpagd:AdaptiveBudget", executor="sluice.methods.dpagd.execution:AdaptiveDescent"

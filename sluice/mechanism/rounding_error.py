@@ -13,7 +13,7 @@ import math
 # Half the distance between neighbouring float32 numbers, relative.
 UNIT = 2.0**-24
 
-# Chunks with up to so many records are covered by `SUM_ERROR`.
+# Chunks with up to this many records are covered by `SUM_ERROR`.
 CHUNK_ROWS = 256
 
 # Records whose chunks are added up in float32, before the sum goes on in float64.

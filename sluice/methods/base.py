@@ -1,4 +1,4 @@
-"""What a method is: a name, what it proves, its settings for each data set, and the promise that it makes of them."""
+"""What a method is: a name, what it proves, its settings for each data set, and the mechanism that it makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.mechanism.base import Mechanism
 
 
 class RunSettings(Protocol):
-    """What methods read of a run's settings (`sluice.experiments.settings.RunSettings`, which says what they mean)."""
+    """What methods read of a run's settings (`sluice.experiments.settings.TrainSettings`, which says what they mean)."""
 
     @property
     def accountant(self) -> str: ...
@@ -117,7 +117,7 @@ class Method:
         name: what users type.
         summary: what it does, in a few words.
         proves: which epsilon it can prove, in a few words.
-        promise: the class of its mechanism.
+        mechanism: the class of its mechanism.
         plan: from settings and the number of records to what the run promises; reads no record.
         defaults: from a data set's name and epsilon to settings. Unknown data sets get small ones.
         options: a frozen dataclass of the settings that only this method has; its docstring says what they mean.
@@ -134,7 +134,7 @@ class Method:
     name: str
     summary: str
     proves: str
-    promise: type[Mechanism]
+    mechanism: type[Mechanism]
     plan: Callable[[RunSettings, int], Mechanism]
     defaults: Callable[[str, float], Mapping[str, Any]]
     options: type = NoOptions

@@ -29,7 +29,7 @@ METHOD = Method(
     name="dpsgd",
     summary="every attempt is released; unless told otherwise, gradients are clipped and a net with ReLU is trained",
     proves="epsilon (PLD, RDP)",
-    promise=SelectiveRelease,
+    mechanism=SelectiveRelease,
     plan=selective_mechanism,
     defaults=lambda dataset, epsilon: pixel_settings(dataset, epsilon, activation="relu", releases=RELEASES),
 )

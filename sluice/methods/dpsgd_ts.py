@@ -39,7 +39,7 @@ METHOD = Method(
     name="dpsgd-ts",
     summary="DPSGD on nets with tempered sigmoids (--activation tempered-sigmoid:s,T,o)",
     proves="epsilon (PLD, RDP)",
-    promise=SelectiveRelease,
+    mechanism=SelectiveRelease,
     plan=selective_mechanism,
     defaults=lambda dataset, epsilon: pixel_settings(
         dataset, epsilon, activation="tempered-sigmoid", releases=RELEASES

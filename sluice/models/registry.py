@@ -82,7 +82,7 @@ def create_model(
         raise InputError(f"classes={classes} is not allowed: a classifier needs at least 2.")
     shape = tuple(input_shape)
     if not shape or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in shape):
-        raise InputError(f"input_shape={shape} is not allowed: give the sizes of one record, each a whole number >= 1.")
+        raise InputError(f"input_shape={shape} is not allowed: give the sizes of one record, each an integer >= 1.")
     if activation is not None and not entry.has_activation:
         raise InputError(f"activation={activation!r} is not allowed for model {name!r}: it has none. Leave it out.")
     if vocabulary is not None and not entry.reads_ids:

@@ -44,7 +44,7 @@ class CorrelatedNoise:
         return row
 
     def skip(self) -> None:
-        """Go on without the noise of this step: as if the row had been zero."""
+        """Continue without the noise of this step: as if the row had been zero."""
         self._past.append_zero()
         self.position += 1
 
@@ -103,7 +103,7 @@ class CorrelatedRelease:
         """Add the noise of this step in place: the raw values are overwritten.
 
         Args:
-            sum_error: a bound on the rounding error of the raw sum, over ``max_grad_norm``; the noise pays for it.
+            sum_error: a bound on the rounding error of the raw sum, over ``max_grad_norm``; the noise covers it.
         """
         self._require_a_step_left()
         kept = [tensor.detach().clone() for tensor in raw_sum]
@@ -124,7 +124,7 @@ class CorrelatedRelease:
         return list(raw_sum)
 
     def skip(self) -> None:
-        """Go on after a step whose result was lost, such as one made after the checkpoint that a crash left.
+        """Continue after a step whose result was lost, such as one made after the checkpoint that a crash left.
 
         Guarantee:
             The lost result may have been seen. Later rows hold nothing of the lost raw sum, and nothing is drawn or

@@ -19,7 +19,7 @@ MAX_GROUPS = 1 << 20
 
 
 def uniform_groups(count: int, *, groups: int, source: NoiseSource) -> Tensor:
-    """``count`` independent whole numbers in [0, groups), each exactly equally likely, as int32."""
+    """``count`` independent integers in [0, groups), each exactly equally likely, as int32."""
     validate.positive_integer(groups=groups)
     if groups > MAX_GROUPS:
         raise InputError(f"groups={groups} is not allowed: it must be at most {MAX_GROUPS}.")

@@ -27,7 +27,7 @@ class ModelRandomness:
     """A state of the process-wide generators of torch, numpy and Python that comes whole from a source of noise.
 
     Between `enter` and `leave`, or inside ``with``, they are in this state; outside they are what they were. Entering
-    again goes on where the last block ended, so one object serves all pieces of a batch.
+    again continues where the last block ended, so one object serves all pieces of a batch.
 
     Guarantee:
         Each object has 19,937 bits of state for each generator on the CPU (64 on a GPU), drawn by the source: secret

@@ -45,7 +45,7 @@ class Keystream:
             self._cipher.update_into(memoryview(_ZEROS)[: len(part)], part)
 
     def read(self, count: int, dtype: type[np.unsignedinteger[Any]]) -> np.ndarray:
-        """The next ``count`` uniform whole numbers of an unsigned type."""
+        """The next ``count`` uniform integers of an unsigned type."""
         result = np.empty(count, dtype=dtype)
         self.read_into(result)
         return result
@@ -78,7 +78,7 @@ class NoiseSource(ABC):
         """Continue from a checkpoint made by the same kind of source."""
 
     def rounded_normal(self, count: int, *, scale: float) -> Tensor:
-        """``count`` draws of a real ``N(0, scale^2)``, each rounded to the nearest whole number, as float64."""
+        """``count`` draws of a real ``N(0, scale^2)``, each rounded to the nearest integer, as float64."""
         return rounded_normals(count, scale=scale, digits=self.keystream())
 
     def normal(self, shape: Sequence[int], std: float, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -169,7 +169,7 @@ class SeededNoise(NoiseSource):
 
     def __init__(self, seed: int) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise InputError(f"seed={seed!r} is not allowed: it must be a whole number.")
+            raise InputError(f"seed={seed!r} is not allowed: it must be an integer.")
         self._seed = seed
         self._calls = 0
         self._key = _key_of(seed)
@@ -192,7 +192,7 @@ class SeededNoise(NoiseSource):
         _require_kind(state, "seeded")
         seed, calls = state.get("seed"), state.get("calls")
         if not isinstance(seed, int) or not isinstance(calls, int) or calls < 0:
-            raise InputError(f"state={dict(state)!r} is not allowed: it must hold whole numbers 'seed' and 'calls'.")
+            raise InputError(f"state={dict(state)!r} is not allowed: it must hold integers 'seed' and 'calls'.")
         self._seed, self._calls, self._key = seed, calls, _key_of(seed)
 
     def __repr__(self) -> str:

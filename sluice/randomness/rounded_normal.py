@@ -1,4 +1,4 @@
-"""Standard normals, scaled and rounded to whole numbers, without any floating-point bias.
+"""Standard normals, scaled and rounded to integers, without any floating-point bias.
 
 The number returned is ``rint(scale * Z)`` for a *real* normal Z: the Box-Muller transform of two real uniforms whose
 binary digits come from a keystream, as many digits as it takes. Double precision with a proven error bound settles
@@ -42,7 +42,7 @@ def rounded_normals(count: int, *, scale: float, digits: Digits) -> Tensor:
     """``count`` independent draws of ``rint(scale * Z)``, Z a real standard normal, as whole float64 numbers.
 
     Guarantee:
-        The law is exactly that of a real normal rounded to the nearest whole number, given uniform ``digits`` and
+        The law is exactly that of a real normal rounded to the nearest integer, given uniform ``digits`` and
         library functions within 4 units in the last place (docs/noise.md, section 2).
     """
     validate.positive(scale=scale)
@@ -117,7 +117,7 @@ def settle(radius_digits: int, angle_digits: int, *, scale: float, digits: Digit
 
 
 def _enclosures(radius_digits: int, angle_digits: int, places: int, scale: float) -> list[tuple[int, int]]:
-    """The whole numbers nearest to both ends of an interval that encloses each of the two scaled normals."""
+    """The integers nearest to both ends of an interval that encloses each of the two scaled normals."""
     precision = places + 64
     uniform = tuple(libmp.from_man_exp(number, -places) for number in (radius_digits, radius_digits + 1))
     turn = tuple(libmp.from_man_exp(number, -places) for number in (angle_digits, angle_digits + 1))

@@ -20,14 +20,14 @@ class AccuracyPoint:
 
 
 def accuracy_svg(points: Sequence[AccuracyPoint], *, delta: float) -> str:
-    """The picture as SVG, byte for byte the same for the same points."""
+    """The plot as SVG, byte for byte the same for the same points."""
     with blank_figure() as drawing:
         _draw(drawing, points, delta)
         return as_svg(drawing)
 
 
 def accuracy_png(points: Sequence[AccuracyPoint], *, delta: float) -> bytes:
-    """The picture as PNG, byte for byte the same for the same points and the same matplotlib."""
+    """The plot as PNG, byte for byte the same for the same points and the same matplotlib."""
     with blank_figure() as drawing:
         _draw(drawing, points, delta)
         return as_png(drawing)

@@ -1,7 +1,7 @@
 """The certificate: what a run released and what that costs, for people and for programs.
 
 Everything in it is derived from ``public/``; it can be made again at any time and comes out the same. Its published
-form is ``sluice/schemas/certificate.schema.json``.
+form is ``sluice/runs/schemas/certificate.schema.json``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from importlib import resources
 from typing import Any
 
 from sluice._base.errors import DataError
-from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice._base.storage import parse_json, read_bytes, write_atomically
 from sluice.mechanism.base import Mechanism
 from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
-from sluice._base.storage import parse_json, read_bytes, write_atomically
 
 FORMAT = 1
 
@@ -49,7 +49,7 @@ SEEDED_WARNING = (
 
 def schema(name: str) -> dict[str, Any]:
     """A published JSON Schema: ``certificate`` or ``ledger-line``."""
-    text = resources.files("sluice").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
+    text = resources.files("sluice.runs").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
     result: dict[str, Any] = json.loads(text)
     return result
 
@@ -116,19 +116,19 @@ def unproved_warning(mechanism: Mechanism) -> str:
 
 
 def write_certificate(folder: RunFolder) -> dict[str, Any]:
-    """Write ``certificate.json`` with its pages and its picture into ``public/``; gives the certificate back."""
+    """Write ``certificate.json`` with its pages and its plot into ``public/``; returns the certificate."""
     from sluice.runs.pages import html_page, markdown_page
-    from sluice.runs.plots import epsilon_picture
+    from sluice.runs.plots import epsilon_plot
 
     contents = read_ledger(folder.ledger_path)
     certificate = certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
-    picture = epsilon_picture(contents)
+    plot = epsilon_plot(contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
         "certificate.md": markdown_page(certificate).encode("utf-8"),
-        "certificate.html": html_page(certificate, picture=picture).encode("utf-8"),
-        "epsilon.svg": picture.encode("utf-8"),
+        "certificate.html": html_page(certificate, plot=plot).encode("utf-8"),
+        "epsilon.svg": plot.encode("utf-8"),
         "certificate.json": text.encode("ascii"),
     }
     for name, content in outputs.items():

@@ -44,7 +44,7 @@ def save_checkpoint(folder: Path, payload: Mapping[str, Any], *, config_hash: st
 
     Args:
         folder: where checkpoints are kept.
-        payload: tensors, numbers, texts, bytes, None, and lists, tuples or dictionaries of them.
+        payload: tensors, numbers, strings, bytes, None, and lists, tuples or dictionaries of them.
         config_hash: sha256 of the run's configuration; a checkpoint is only read back under the same one.
         release: how many releases the state contains.
 
@@ -52,7 +52,7 @@ def save_checkpoint(folder: Path, payload: Mapping[str, Any], *, config_hash: st
         After a crash at any instant the last checkpoint that was returned from here can be read.
     """
     if not isinstance(release, int) or isinstance(release, bool) or not 0 <= release < 10**10:
-        raise InputError(f"release={release!r} is not allowed: it must be a whole number >= 0.")
+        raise InputError(f"release={release!r} is not allowed: it must be an integer >= 0.")
     content = _encode(payload, config_hash=config_hash, release=release)
     target = folder / f"release-{release:010d}.checkpoint"
     with explained("create", folder):
@@ -83,7 +83,7 @@ def load_checkpoint(folder: Path, *, config_hash: str) -> Checkpoint | None:
             continue
         note = None
         if problems:
-            note = f"{' '.join(problems)} Going on from the one before, which contains {release} releases."
+            note = f"{' '.join(problems)} Resuming from the one before, which contains {release} releases."
         return Checkpoint(release=release, payload=payload, note=note)
     if problems:
         raise DataError(f"no checkpoint in {folder} can be read: {' '.join(problems)} Restore one from a copy.")
@@ -151,12 +151,12 @@ def _plain(value: Any, place: str) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str | int):
-                raise InputError(f"{place} has the key {key!r}: keys of a checkpoint must be texts or whole numbers.")
+                raise InputError(f"{place} has the key {key!r}: keys of a checkpoint must be strings or integers.")
         return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     raise InputError(
-        f"{place} is a {type(value).__name__}, which a checkpoint cannot hold: allowed are tensors, numbers, texts, "
+        f"{place} is a {type(value).__name__}, which a checkpoint cannot hold: allowed are tensors, numbers, strings, "
         "bytes, None, and lists, tuples or dictionaries of them."
     )

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import hide_time, hide_times, remove_partial_files
 from sluice._base.locks import ProcessLock
 from sluice._base.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
-
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:
@@ -26,14 +25,14 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
         return sha256_hex(canonical_json(dict(config)))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"config is not allowed: it must be plain, strict JSON (texts, finite numbers, lists, objects): {error}."
+            f"config is not allowed: it must be plain, strict JSON (strings, finite numbers, lists, objects): {error}."
         ) from error
 
 
 class RunFolder:
     """Paths and settings of one run, and the lock that keeps a second process out.
 
-    Use :meth:`create` to begin a run, :meth:`open` to go on with one, :meth:`look` to read one without changing it.
+    Use :meth:`create` to begin a run, :meth:`open` to resume one, :meth:`look` to read one without changing it.
     """
 
     def __init__(self, *, path: Path, config: Mapping[str, Any], lock: ProcessLock | None) -> None:
@@ -76,7 +75,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Go on with a run, locked for this process. The error names the other process if there is one."""
+        """Resume a run, locked for this process. The error names the other process if there is one."""
         looked = cls.look(path)
         with explained("open", looked.private):
             looked.private.mkdir(mode=0o700, exist_ok=True)

@@ -17,6 +17,8 @@ from typing import Self
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import hide_time
+from sluice._base.locks import close_in_children
+from sluice._base.storage import explained, read_bytes, write_atomically
 from sluice.runs.ledger_entries import (
     GENESIS,
     LedgerContents,
@@ -25,8 +27,6 @@ from sluice.runs.ledger_entries import (
     library_versions,
     parse_ledger,
 )
-from sluice._base.locks import close_in_children
-from sluice._base.storage import explained, read_bytes, write_atomically
 
 __all__ = ["Ledger", "LedgerContents", "LedgerHeader", "library_versions", "read_ledger"]
 
@@ -35,7 +35,7 @@ def read_ledger(path: Path) -> LedgerContents:
     """Read and check a ledger without changing or locking it.
 
     Guarantee:
-        ``spent`` of the result is at least the number of releases whose record was begun. Damage is a DataError.
+        ``spent`` of the result is at least the number of releases whose entry was begun. Damage is a DataError.
     """
     return parse_ledger(read_bytes(path), where=str(path))
 
@@ -45,14 +45,14 @@ class Ledger:
 
     Guarantee:
         When :meth:`append_release` returns, the release is on the disk. When it raises, the release must not be
-        applied; the ledger then refuses further records until it is opened again.
+        applied; the ledger then refuses further entries until it is opened again.
     """
 
     def __init__(self, *, path: Path, descriptor: int, contents: LedgerContents, note: str | None) -> None:
         """Not for callers: use :meth:`create` or :meth:`open`."""
         self.path = path
         self.header = contents.header
-        #: What was mended when the ledger was opened, or None.
+        #: What was repaired when the ledger was opened, or None.
         self.note = note
         self._descriptor: int | None = descriptor
         self._spent = contents.counted
@@ -66,7 +66,9 @@ class Ledger:
         """Begin a ledger; the header is on the disk when this returns. An existing file is refused."""
         path = Path(path)
         if path.exists():
-            raise InputError(f"path={str(path)!r} is not allowed: it exists. Open it to go on, or choose another path.")
+            raise InputError(
+                f"path={str(path)!r} is not allowed: it exists. Open it to resume, or choose another path."
+            )
         line, _ = encode_line(header.to_body(), previous=GENESIS)
         parse_ledger(line, where="the new header")
         write_atomically(path, line, public=True)
@@ -74,10 +76,10 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Go on with a ledger. A torn last line becomes a "recovered" record, which counts it as spent.
+        """Open a ledger to append to it. A torn last line becomes a "recovered" entry, which counts it as spent.
 
         Guarantee:
-            The mended file replaces the torn one as a whole, so no crash in between can lose the count.
+            The repaired file replaces the torn one as a whole, so no crash in between can lose the count.
         """
         path = Path(path)
         descriptor = _open_locked(path)
@@ -85,10 +87,10 @@ class Ledger:
         try:
             contents = read_ledger(path)
             if contents.torn:
-                note = _mend(path, contents)
-                mended = _open_locked(path)
+                note = _repair(path, contents)
+                repaired = _open_locked(path)
                 os.close(descriptor)
-                descriptor = mended
+                descriptor = repaired
                 contents = read_ledger(path)
         except BaseException:
             os.close(descriptor)
@@ -97,7 +99,7 @@ class Ledger:
 
     @property
     def spent(self) -> int:
-        """How many releases are on record, and have to be paid for."""
+        """How many releases are in the ledger, and are charged."""
         return self._spent
 
     @property
@@ -106,43 +108,43 @@ class Ledger:
         return self._head
 
     def append_release(self, number: int) -> None:
-        """Put a release on record. Call it before anything of the release is applied or shown.
+        """Write a release to the ledger. Call it before anything of the release is applied or shown.
 
         Guarantee:
-            The record is on the disk when this returns.
+            The entry is on the disk when this returns.
         """
         validate.positive_integer(number=number)
         if number != self._spent + 1:
-            raise InputError(f"number={number} is not allowed: {self._spent} releases are on record in {self.path}.")
+            raise InputError(f"number={number} is not allowed: {self._spent} releases are logged in {self.path}.")
         if number > self.header.planned_releases:
             raise InputError(
-                f"number={number} is not allowed: the mechanism has {self.header.planned_releases} releases, all on "
-                "record. Start a run with more releases, calibrated for them."
+                f"number={number} is not allowed: the mechanism has {self.header.planned_releases} releases, all "
+                "logged. Start a run with more releases, calibrated for them."
             )
         self._append({"kind": "release", "number": number}, spent=number)
 
     def append_published(self, file: str, *, sha256: str) -> None:
-        """Put on record which bytes are published under a name. Call it before the file is put in place."""
+        """Log which bytes are published under a name. Call it before the file is put in place."""
         self._append({"kind": "published", "file": file, "sha256": sha256}, spent=self._spent)
 
     def resume(self, *, applied: int, repeats_noise: bool) -> Callable[[int], None]:
-        """What to call before each release when training goes on from a checkpoint.
+        """What to call before each release when training resumes from a checkpoint.
 
         Args:
             applied: how many releases the checkpoint contains.
             repeats_noise: whether the noise continues from a saved state (a seeded source). Then releases beyond the
-                checkpoint come out exactly as before and are not new. Otherwise each one is counted anew.
+                checkpoint come out exactly as before and are not new. Otherwise each one is counted again.
 
         Returns:
             A function of the release's number in the eyes of the trainer, ``applied + 1`` at first.
 
         Guarantee:
-            With fresh noise every call is a new record, so what a crash cost is paid. It raises where the budget of
+            With fresh noise every call is a new entry, so what a crash cost is charged. It raises where the budget of
             releases is used up: see :meth:`remaining`.
         """
         if not 0 <= applied <= self._spent:
             raise DataError(
-                f"the checkpoint contains {applied} releases and {self.path} has {self._spent} on record: records were "
+                f"the checkpoint contains {applied} releases and {self.path} has {self._spent} logged: entries were "
                 "removed from the ledger, or it belongs to another run. Restore both from the same copy."
             )
         lost = 0 if repeats_noise else self._spent - applied
@@ -155,11 +157,11 @@ class Ledger:
         return before_release
 
     def remaining(self) -> int:
-        """How many releases of the plan are not on record yet."""
+        """How many releases of the plan are not logged yet."""
         return max(0, self.header.planned_releases - self._spent)
 
     def close(self) -> None:
-        """Give the ledger free for another process."""
+        """Release the lock, so that another process can open the ledger."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -174,7 +176,7 @@ class Ledger:
 
     def _append(self, body: dict[str, object], *, spent: int) -> None:
         if self._descriptor is None or self._broken:
-            raise InputError(f"the ledger {self.path} is closed, or a record failed: close it and open it again.")
+            raise InputError(f"the ledger {self.path} is closed, or an entry failed: close it and open it again.")
         line, head = encode_line(body, previous=self._head)
         # Whatever interrupts this, Ctrl-C included, leaves a ledger object that writes nothing more.
         self._broken = True
@@ -190,7 +192,7 @@ class Ledger:
         self._broken = False
 
     def _take_back(self, descriptor: int) -> None:
-        """Remove a record that failed. If even that fails the torn line stays, and is counted as spent."""
+        """Remove an entry that failed. If even that fails the torn line stays, and is counted as spent."""
         with suppress(OSError):
             os.ftruncate(descriptor, self._size)
             hide_time(descriptor)
@@ -198,11 +200,11 @@ class Ledger:
         self.close()
 
 
-def _mend(path: Path, contents: LedgerContents) -> str:
+def _repair(path: Path, contents: LedgerContents) -> str:
     kept = read_bytes(path)[: contents.complete_bytes]
     if not contents.torn_release:
         write_atomically(path, kept, public=True)
-        return "the last line of the ledger was torn; all planned releases were on record before, so it was dropped"
+        return "the last line of the ledger was torn; all planned releases were logged before, so it was dropped"
     number = contents.counted + 1
     line, _ = encode_line({"kind": "recovered", "number": number}, previous=contents.head)
     write_atomically(path, kept + line, public=True)

@@ -33,7 +33,7 @@ class LedgerHeader:
     """All that an accountant has to know of a run, fixed before its first release.
 
     Attributes:
-        mechanism: ``SelectiveRelease.to_dict()``, whole, what is published before training included.
+        mechanism: the mechanism's ``to_dict()``, whole, what is published before training included.
         delta: the delta at which the run reports.
         configuration: sha256 of the run's public configuration, or None where there is none.
         noise: "secure", or "seeded" for experiments that can be repeated and protect nobody.
@@ -59,13 +59,13 @@ class LedgerHeader:
         if self.configuration is not None and not _is_hash(self.configuration):
             raise InputError(f"configuration={self.configuration!r} is not allowed: it must be a sha256 in hex.")
         if not isinstance(self.mechanism, Mapping):
-            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be SelectiveRelease.to_dict().")
+            raise InputError(f"mechanism={self.mechanism!r} is not allowed: it must be a mechanism's to_dict().")
         planned = self.mechanism.get("releases")
         validate.positive_integer(**{"mechanism['releases']": planned})
         if not isinstance(self.versions, Mapping):
             raise InputError(f"versions={self.versions!r} is not allowed: it must map names to versions.")
         for name, version in self.versions.items():
-            _require_text(**{f"versions[{name!r}]": version})
+            _require_string(**{f"versions[{name!r}]": version})
 
     @property
     def planned_releases(self) -> int:
@@ -99,10 +99,10 @@ class LedgerContents:
 
     Attributes:
         header: the first line.
-        counted: the number of the last release on record, recovered ones included.
-        recovered: how many of these were counted after a crash though their record was torn.
+        counted: the number of the last release that is logged, recovered ones included.
+        recovered: how many of these were counted after a crash though their entry was torn.
         torn: whether the last line is incomplete. It stands for one more release, which counts as spent, unless
-            all planned releases are on record already and no other could have been begun.
+            all planned releases are logged already and no other could have been begun.
         published: sha256 of each public file by name, as last recorded.
         head: the hash of the last complete line. Who keeps it can tell any later change.
         complete_bytes: the length of all complete lines.
@@ -146,7 +146,7 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
     """Read a whole ledger.
 
     Guarantee:
-        The result's ``spent`` is at least the number of releases whose record was begun. A torn last line (no line
+        The result's ``spent`` is at least the number of releases whose entry was begun. A torn last line (no line
         end, or null bytes, as power loss leaves them) counts as one while any is left of the plan. Whatever else is
         wrong is a DataError that names the line; nothing is guessed.
     """
@@ -158,8 +158,8 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
         torn = True
     if not lines:
         raise DataError(
-            f"{where}: the first line is missing or incomplete, so no release was ever recorded here. "
-            "Start the run anew in an empty folder."
+            f"{where}: the first line is missing or incomplete, so no release was ever logged here. "
+            "Start the run again in an empty folder."
         )
     head = GENESIS
     header: LedgerHeader | None = None
@@ -176,7 +176,7 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
                 header = LedgerHeader.from_body(body)
             elif kind == "published":
                 serial.require_keys(body, what="the line", required=("kind", "file", "sha256"))
-                _require_text(file=body["file"])
+                _require_string(file=body["file"])
                 if not _is_hash(body["sha256"]):
                     raise InputError(f"sha256={body['sha256']!r} is not allowed: it must be 64 hex digits.")
                 published[body["file"]] = body["sha256"]
@@ -207,12 +207,12 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
 
 
 def _decode_line(line: bytes, *, previous: str, place: str) -> tuple[dict[str, Any], str]:
-    record = parse_json(line, what=f"{place}: this line")
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str) or not _is_hash(record.get("hash")):
+    entry = parse_json(line, what=f"{place}: this line")
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str) or not _is_hash(entry.get("hash")):
         raise DataError(f"{place}: it must be a JSON object with a 'kind' and a 'hash'.")
-    found = record.pop("hash")
+    found = entry.pop("hash")
     try:
-        expected_line, expected = encode_line(record, previous=previous)
+        expected_line, expected = encode_line(entry, previous=previous)
     except SluiceError as error:
         raise DataError(f"{place}: {error}") from error
     if found != expected:
@@ -222,14 +222,14 @@ def _decode_line(line: bytes, *, previous: str, place: str) -> tuple[dict[str, A
         )
     if expected_line != line + b"\n":
         raise DataError(f"{place}: the line is not in canonical form, so it was not written by Sluice.")
-    return record, expected
+    return entry, expected
 
 
 def _is_hash(value: object) -> bool:
     return isinstance(value, str) and _HASH.fullmatch(value) is not None
 
 
-def _require_text(**values: object) -> None:
+def _require_string(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{name}={value!r} is not allowed: it must be a text.")
+            raise InputError(f"{name}={value!r} is not allowed: it must be a string.")

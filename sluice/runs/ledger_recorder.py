@@ -1,4 +1,4 @@
-"""The ledger of a library user's run: every release on record before it is applied, across restarts."""
+"""The ledger of a library user's run: every release logged before it is applied, across restarts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice._base.errors import DataError
-from sluice.runs.ledger import Ledger, LedgerHeader
 from sluice.mechanism.base import Mechanism
+from sluice.runs.ledger import Ledger, LedgerHeader
 
 
 class LedgerRecorder:
-    """Puts releases on record in a new ledger, or goes on with one that exists.
+    """Logs releases in a new ledger, or in one that exists.
 
     Args:
         repeats_noise: whether a restored state repeats the noise (a seeded source), so that releases made again after a
-            restart are the ones on record and not new ones.
+            restart are the logged ones and not new ones.
 
     Guarantee:
-        Each release whose noise is fresh has a record of its own, also where a crash or a restart lost it.
+        Each release whose noise is fresh has an entry of its own, also where a crash or a restart lost it.
     """
 
     def __init__(self, path: Path, *, header: LedgerHeader, repeats_noise: bool) -> None:
@@ -35,12 +35,12 @@ class LedgerRecorder:
         self.continue_from(0)
 
     def continue_from(self, applied: int) -> int:
-        """Go on from a state that contains this many releases; how many more are on record and lost."""
-        self._record = self._ledger.resume(applied=applied, repeats_noise=self._repeats_noise)
+        """Resume from a state that contains this many releases; how many more are logged and lost."""
+        self._log = self._ledger.resume(applied=applied, repeats_noise=self._repeats_noise)
         return 0 if self._repeats_noise else self._ledger.spent - applied
 
     def before_release(self, number: int) -> None:
-        self._record(number)
+        self._log(number)
 
     def close(self) -> None:
         self._ledger.close()

@@ -20,7 +20,7 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     items: tuple[str, ...] = ()
-    picture: bool = False
+    plot: bool = False
 
 
 TITLE = "Privacy certificate"
@@ -52,7 +52,7 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
 
 
 def markdown_page(certificate: Mapping[str, Any]) -> str:
-    """The page in Markdown, with the picture as ``epsilon.svg`` beside it."""
+    """The page in Markdown, with the plot as ``epsilon.svg`` beside it."""
     parts = [f"# {TITLE}", f"**{_markdown(headline(certificate))}**"]
     parts += [f"> **{_markdown(warning)}**" for warning in certificate["warnings"]]
     for section in sections(certificate):
@@ -63,13 +63,13 @@ def markdown_page(certificate: Mapping[str, Any]) -> str:
             parts.append("\n".join(["| | |", "|---|---|", *rows]))
         if section.items:
             parts.append("\n".join(f"- {_markdown(item)}" for item in section.items))
-        if section.picture:
+        if section.plot:
             parts.append("![Epsilon over released updates](epsilon.svg)")
     return "\n\n".join(parts) + "\n"
 
 
-def html_page(certificate: Mapping[str, Any], *, picture: str) -> str:
-    """The page in HTML, the SVG picture inside. It loads nothing from anywhere and runs no script."""
+def html_page(certificate: Mapping[str, Any], *, plot: str) -> str:
+    """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
     body = [f"<h1>{TITLE}</h1>", f'<p class="headline">{escape(headline(certificate))}</p>']
     body += [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
     for section in sections(certificate):
@@ -82,8 +82,8 @@ def html_page(certificate: Mapping[str, Any], *, picture: str) -> str:
             body.append(f"<table>{rows}</table>")
         if section.items:
             body.append(f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in section.items)}</ul>")
-        if section.picture:
-            body.append(f'<figure role="img" aria-label="Epsilon over released updates">{_inline(picture)}</figure>')
+        if section.plot:
+            body.append(f'<figure role="img" aria-label="Epsilon over released updates">{_inline(plot)}</figure>')
         body.append("</section>")
     content = "\n".join(body)
     return (
@@ -158,7 +158,7 @@ def _guarantee(certificate: Mapping[str, Any]) -> Section:
         ("It rests on", privacy["theorem"] or "nothing: no theorem covers this run"),
     ]
     proved = epsilon is not None
-    return Section(title="The guarantee" if proved else "No guarantee", rows=tuple(rows), picture=proved)
+    return Section(title="The guarantee" if proved else "No guarantee", rows=tuple(rows), plot=proved)
 
 
 def _claims(certificate: Mapping[str, Any]) -> list[Section]:
@@ -235,9 +235,9 @@ def _markdown(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _inline(picture: str) -> str:
+def _inline(plot: str) -> str:
     """The SVG element alone, without the XML declaration that has no place inside HTML."""
-    return picture[picture.index("<svg") :].strip()
+    return plot[plot.index("<svg") :].strip()
 
 
 _STYLE = """

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn without a screen. The public ones come out byte for byte the same each time."""
+"""Plots of a run, drawn without a display. The public ones come out byte for byte the same each time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sluice.runs.ledger import LedgerContents
 from sluice._base.rounding import rounded_up
+from sluice.runs.ledger import LedgerContents
 from sluice.runs.privacy_spent import epsilon_over_releases
 from sluice.runs.trace import TraceRow
 
@@ -21,7 +21,7 @@ _POINTS = 16
 BLUE, RED, GREY = "#1f5fa8", "#b3261e", "#6b6b6b"
 
 
-def epsilon_picture(contents: LedgerContents) -> str:
+def epsilon_plot(contents: LedgerContents) -> str:
     """Epsilon over releases as SVG: of runs planned to stop there, of this run's whole plan, and the budget.
 
     Guarantee:
@@ -66,7 +66,7 @@ def _draw_epsilon(
     axes.legend(loc="lower right", frameon=False)
 
 
-def acceptance_picture(rows: list[TraceRow]) -> bytes:
+def acceptance_plot(rows: list[TraceRow]) -> bytes:
     """Attempts for each release and their share that was accepted, as PNG. It is private."""
     with blank_figure() as figure:
         above, below = figure.subplots(2, 1, sharex=True)
@@ -82,7 +82,7 @@ def acceptance_picture(rows: list[TraceRow]) -> bytes:
         return as_png(figure)
 
 
-def metric_picture(rows: list[TraceRow]) -> bytes:
+def metric_plot(rows: list[TraceRow]) -> bytes:
     """The un-noised metric of each accepted batch, as PNG. It is private."""
     with blank_figure() as figure:
         axes: Axes = figure.add_subplot()

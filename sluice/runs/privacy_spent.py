@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from dp_accounting import ComposedDpEvent
 
 from sluice._base import validate
-from sluice.accounting import create_accountant
 from sluice._base.errors import DataError, InputError
-from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
-from sluice.mechanism.registry import mechanism_from_dict
+from sluice.accounting import create_accountant
 from sluice.mechanism.base import Claim, Mechanism
+from sluice.mechanism.registry import mechanism_from_dict
+from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,39 +59,39 @@ def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None
     """
     target = _common_delta(runs) if delta is None else delta
     validate.open_fraction(delta=target)
-    promises = [mechanism_of(run.header) for run in runs]
+    mechanisms = [mechanism_of(run.header) for run in runs]
     if len(runs) == 1:
-        return _single_spending(promises[0], runs[0], target)
-    if not all(promise.provable for promise in promises):
+        return _single_spending(mechanisms[0], runs[0], target)
+    if not all(mechanism.provable for mechanism in mechanisms):
         return PrivacySpent(delta=target, epsilon=None)
-    return PrivacySpent(delta=target, epsilon=_joint_epsilon(promises, runs, target))
+    return PrivacySpent(delta=target, epsilon=_joint_epsilon(mechanisms, runs, target))
 
 
-def _single_spending(promise: Mechanism, run: LedgerContents, delta: float) -> PrivacySpent:
+def _single_spending(mechanism: Mechanism, run: LedgerContents, delta: float) -> PrivacySpent:
     epsilon = None
-    if promise.provable:
-        epsilon = promise.epsilon_after(promise.releases, delta=delta, accountant=run.header.accountant)
-    has_claims = epsilon is None or promise.claims_beside_proof
-    claims = promise.claims_after(promise.releases, delta=delta) if has_claims else ()
+    if mechanism.provable:
+        epsilon = mechanism.epsilon_after(mechanism.releases, delta=delta, accountant=run.header.accountant)
+    has_claims = epsilon is None or mechanism.claims_beside_proof
+    claims = mechanism.claims_after(mechanism.releases, delta=delta) if has_claims else ()
     return PrivacySpent(delta=delta, epsilon=epsilon, claims=claims)
 
 
-def _joint_epsilon(promises: Sequence[Mechanism], runs: Sequence[LedgerContents], delta: float) -> float:
+def _joint_epsilon(mechanisms: Sequence[Mechanism], runs: Sequence[LedgerContents], delta: float) -> float:
     """By one accountant that reads all of them, else by basic composition with an equal share of delta for each."""
     asked = {run.header.accountant for run in runs}
     common = [
         name
         for name in ("pld", "rdp")
-        if all(promise.composable and name in promise.accountants for promise in promises)
+        if all(mechanism.composable and name in mechanism.accountants for mechanism in mechanisms)
         and (name == "rdp" or asked == {"pld"})
     ]
     if not common:
         share = delta / len(runs)
         return sum(
-            promise.epsilon_after(promise.releases, delta=share, accountant=run.header.accountant)
-            for promise, run in zip(promises, runs, strict=True)
+            mechanism.epsilon_after(mechanism.releases, delta=share, accountant=run.header.accountant)
+            for mechanism, run in zip(mechanisms, runs, strict=True)
         )
-    whole = ComposedDpEvent([promise.dp_event for promise in promises])
+    whole = ComposedDpEvent([mechanism.dp_event for mechanism in mechanisms])
     return float(create_accountant(common[0]).compose(whole).get_epsilon(delta))
 
 

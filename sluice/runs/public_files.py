@@ -1,4 +1,4 @@
-"""What a run writes into ``public/``: test accuracy over releases, the model, the certificate, pictures."""
+"""What a run writes into ``public/``: test accuracy over releases, the model, the certificate, plots."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 from sluice._base import codec as serial
 from sluice._base.errors import DataError, InputError
-from sluice.runs.ledger import Ledger, read_ledger
+from sluice._base.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
 from sluice.runs.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
 from sluice.runs.certificate import certified_head, write_certificate
 from sluice.runs.folder import RunFolder
-from sluice._base.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
+from sluice.runs.ledger import Ledger, read_ledger
 
 PICTURE = "accuracy.svg"
 
@@ -50,7 +50,7 @@ class PublicFiles:
         self._evaluations = {each.release: each for each in read_evaluations(folder)}
 
     def keep_up_to(self, release: int) -> None:
-        """Drop what was written after the checkpoint from which the run goes on."""
+        """Drop what was written after the checkpoint from which the run resumes."""
         self._evaluations = {number: each for number, each in self._evaluations.items() if number <= release}
 
     def has(self, release: int) -> bool:
@@ -63,7 +63,7 @@ class PublicFiles:
         write_atomically(self._folder.accuracy_path, "".join(lines).encode("ascii"), public=True)
 
     def publish_model(self, model: nn.Module, ledger: Ledger) -> None:
-        """The weights as safetensors; their hash is on record, once, before the file is in place."""
+        """The weights as safetensors; their hash is logged, once, before the file is in place."""
         weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
         content = encode_weights(weights)
         name, digest = self._folder.weights_path.name, sha256_hex(content)
@@ -72,7 +72,7 @@ class PublicFiles:
         write_atomically(self._folder.weights_path, content, public=True)
 
     def publish_certificate(self) -> None:
-        """The certificate, and test accuracy over epsilon as a picture where there is something to draw."""
+        """The certificate, and test accuracy over epsilon as a plot where there is something to draw."""
         points = [
             AccuracyPoint(epsilon=each.epsilon_if_planned_to_stop_here, test_accuracy=each.test_accuracy)
             for each in self._evaluations.values()
@@ -104,13 +104,13 @@ def read_evaluations(folder: RunFolder) -> list[Evaluation]:
 
 
 def is_published(folder: RunFolder) -> bool:
-    """Whether the run is over: the weights on record are in place, and a certificate of all that is on record too."""
+    """Whether the run is over: the weights in the ledger are in place, and a certificate of all that is in the ledger too."""
     contents = read_ledger(folder.ledger_path)
-    on_record = contents.published.get(folder.weights_path.name)
+    logged = contents.published.get(folder.weights_path.name)
     return (
-        on_record is not None
+        logged is not None
         and folder.certificate_path.is_file()
         and folder.weights_path.is_file()
-        and sha256_of_file(folder.weights_path) == on_record
+        and sha256_of_file(folder.weights_path) == logged
         and certified_head(folder) == contents.head
     )

@@ -34,7 +34,7 @@ class TraceRow:
         for name, least in (("release", 1), ("attempts", 1), ("measured", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name}={value!r} is not allowed: it must be a whole number >= {least}.")
+                raise InputError(f"{name}={value!r} is not allowed: it must be an integer >= {least}.")
         for name in ("metric", "seconds"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):

@@ -98,7 +98,7 @@ def rows_in(batch: Any) -> int:
 
     for tensor in tensors_in(batch):
         return int(tensor.shape[0])
-    raise InputError("A batch holds no tensor: the data set must give tensors.")
+    raise InputError("A batch holds no tensor: the data set must return tensors.")
 
 
 __all__ = ["Batches", "rows_in", "split_pair"]

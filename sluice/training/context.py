@@ -1,4 +1,4 @@
-"""What a procedure works with: records by index, their gradients and losses, the weights, and randomness."""
+"""What an executor works with: records by index, their gradients and losses, the weights, and randomness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrainingContext:
 
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
-        piece_size: so many records at most are read at once.
+        piece_size: this many records at most are read at once.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
 

@@ -42,15 +42,15 @@ class Draft(Generic[T]):
 
 
 class Executor(ABC, Generic[T]):
-    """Makes the releases of one promise, one at a time.
+    """Makes the releases of one mechanism, one at a time.
 
     Every release has three stages, and a method says what happens in the first and in the last:
 
     | stage | what it may do | if it is interrupted |
     |---|---|---|
-    | `prepare` | sample, measure, decide; put back whatever it tries out | nothing has changed: the release is prepared anew, with fresh draws |
+    | `prepare` | sample, measure, decide; put back whatever it tries out | nothing has changed: the release is prepared again, with fresh draws |
     | logging | count the release as spent, write it to the ledger | the release is lost: spent, never made, its turn skipped |
-    | `apply` | add noise, change weights and the method's state | cannot be by a signal, which waits; after an exception the procedure refuses to go on until a state is loaded |
+    | `apply` | add noise, change weights and the method's state | cannot be by a signal, which waits; after an exception the executor refuses to continue until a state is loaded |
 
     Guarantee:
         What a later release depends on (weights, optimizer, the method's state) changes in `apply` alone, so after the
@@ -155,7 +155,7 @@ class Executor(ABC, Generic[T]):
         """Continue from a checkpoint; ``lost`` releases after it are logged and gone.
 
         Guarantee:
-            Releases that this very procedure has logged beyond the checkpoint stay charged, whatever ``lost`` says,
+            Releases that this very executor has logged beyond the checkpoint stay charged, whatever ``lost`` says,
             unless the noise is seeded and they will come out as before.
         """
         logged = self.spent if self.noise.secure else 0

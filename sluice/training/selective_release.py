@@ -85,7 +85,7 @@ class SelectiveReleaseExecutor(Executor[AcceptedBatch]):
         if gate is not None and self.reference is not None:
             left = None if gate.max_attempts is None else gate.max_attempts - self._attempts_used
             self._attempt = gate.begin(self.reference, self.noise, attempts_left=left)
-            if self._attempt.hopeless:
+            if self._attempt.cannot_be_accepted:
                 raise GaveUpError(
                     f"release {self.released + 1} used up max_attempts={gate.max_attempts} and the run stops here. "
                     "What was released so far stands and is accounted for."

@@ -122,7 +122,7 @@ class WeightUpdater:
         self._settings = self._hyper_parameters()
 
     def check_untouched(self) -> None:
-        """Refuse to go on if something other than a release changed weights or settings since the last one."""
+        """Refuse to continue if something other than a release changed weights or settings since the last one."""
         self.put_back()
         for name, parameter in self._parameters.items():
             if _digest(parameter) != self._weights[name]:

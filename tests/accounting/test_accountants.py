@@ -138,7 +138,7 @@ def test_a_mixture_of_gaussians_costs_what_the_sampled_gaussian_it_is_costs():
     )
 
 
-def test_an_event_with_hopeless_noise_is_infinite_rather_than_out_of_memory():
+def test_an_event_with_almost_no_noise_is_infinite_rather_than_out_of_memory():
     assert spent("pld", (dpa.LaplaceDpEvent(1e-9), 1)) == math.inf
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.gate_terms import GateTerms
-from sluice.accounting.plan_curves import as_pictures, in_letters, plan_curves
+from sluice.accounting.plan_curves import as_images, in_characters, plan_curves
 from sluice.accounting.privacy_report import MEANINGS, privacy_report
 
 MNIST = {"sample_rate": 1024 / 60000, "noise_multiplier": 2.0, "releases": 2000, "delta": 1e-5}
@@ -56,17 +56,17 @@ def test_curves_rise_to_the_planned_releases(curves):
 
 
 def test_the_plot_in_letters_shows_all_lines_within_its_frame(curves):
-    text = in_letters(curves, width=40, height=10)
+    text = in_characters(curves, width=40, height=10)
     assert all(letter in text for letter in "#?-")
     assert "claimed (paper)" in text
     assert all(len(line) <= 50 for line in text.splitlines()[:12])
 
 
-def test_pictures_are_png_and_svg_and_repeatable(curves):
-    png, svg = as_pictures(curves)
+def test_images_are_png_and_svg_and_repeatable(curves):
+    png, svg = as_images(curves)
     assert png.startswith(b"\x89PNG")
     assert b"<svg" in svg
-    assert (png, svg) == as_pictures(curves)
+    assert (png, svg) == as_images(curves)
 
 
 _MEASURE = """

@@ -34,7 +34,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: f"<svg>{points}</svg>")
     monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: repr(points).encode())
-    monkeypatch.setattr("sluice.runs.plots.epsilon_picture", lambda contents: f"<svg>{contents.head}</svg>")
+    monkeypatch.setattr("sluice.runs.plots.epsilon_plot", lambda contents: f"<svg>{contents.head}</svg>")
 
 
 def sluice(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -173,11 +173,11 @@ def test_a_read_only_place_is_explained_and_left_alone(call, capsys, monkeypatch
 def test_a_folder_without_permission_is_refused(capsys, monkeypatch):
     run = stopped(SEEDED, "run", capsys, monkeypatch)
     (run / "public" / "ledger.jsonl").chmod(0o400)
-    assert "mend the permissions" in refused(["train", "--resume", "run"], run, capsys)
+    assert "fix the permissions" in refused(["train", "--resume", "run"], run, capsys)
     Path("shut").mkdir(mode=0o500)
     code, _, err = sluice([*SEEDED, "--run", "shut/run"], capsys)
     assert code == 2
-    assert "mend the permissions" in err
+    assert "fix the permissions" in err
 
 
 def test_a_run_in_use_is_refused(capsys, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note(capsys, monkeypatch):
     assert code == 0
     text = " ".join(out.split())
     assert "release-0000000003.checkpoint is damaged" in text
-    assert "Going on from the one before, which contains 2 releases." in text
+    assert "Resuming from the one before, which contains 2 releases." in text
     assert "Releases lost when the run was interrupted, which stay charged: 1" in text
     assert read_ledger(run / "public" / "ledger.jsonl").spent == RELEASES
     assert verify_run(run).holds
@@ -242,7 +242,7 @@ def test_a_shortened_ledger_is_refused(capsys, monkeypatch):
     run = stopped(UNSEEDED, "run", capsys, monkeypatch)
     ledger = run / "public" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
-    assert "records were removed from the ledger" in refused(["train", "--resume", "run"], run, capsys)
+    assert "entries were removed from the ledger" in refused(["train", "--resume", "run"], run, capsys)
 
 
 def test_a_torn_line_is_counted_and_noted(capsys, monkeypatch):

@@ -68,7 +68,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
     monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: b"")
-    monkeypatch.setattr("sluice.runs.plots.epsilon_picture", lambda contents: "<svg/>")
+    monkeypatch.setattr("sluice.runs.plots.epsilon_plot", lambda contents: "<svg/>")
 
 
 def accuracy(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -131,7 +131,7 @@ def test_accuracy_goes_on_after_an_interruption(capsys, monkeypatch):
         code, out, err = accuracy(capsys, *arguments)
     assert code == 130
     assert out == ""
-    assert err.endswith("sluice: interrupted: 1 of 3 cells ended and stored. The same command goes on.\n")
+    assert err.endswith("sluice: interrupted: 1 of 3 cells ended and stored. To resume, run the same command.\n")
     code, _, err = accuracy(capsys, *arguments)
     assert code == 0
     assert "1 of 3 cells are stored, 2 to run" in err
@@ -174,7 +174,7 @@ def test_accuracy_reports_cells_that_fail(capsys):
         (["--methods", "magic"], "methods='magic' is not allowed"),
         (["--methods", "dpsgd", "--datasets", "fruits"], "datasets='fruits' is not allowed"),
         (["--methods", "dpsgd", "--epsilons", "three"], "epsilons='three' is not allowed: it must be numbers"),
-        (["--methods", "dpsgd", "--seeds", "0.5"], "seeds='0.5' is not allowed: it must be whole numbers"),
+        (["--methods", "dpsgd", "--seeds", "0.5"], "seeds='0.5' is not allowed: it must be integers"),
         (["--methods", "dpsgd", "--threads", "0"], "threads=0 is not allowed"),
         (["--methods", "dpsgd", "--jobs", "0"], "jobs=0 is not allowed"),
         (["--methods", "dpsgd", "--backend", "slurm"], "backend='slurm' is not allowed"),

@@ -90,7 +90,7 @@ def test_verify_looks_into_every_place(
     harm(tmp_path / "cache" / "data" / "mnist" / "train-labels-idx1-ubyte.gz")
     code, out, _ = run("verify", "mnist")
     assert (code, len(out.splitlines())) == (1, 8)
-    assert "mend with: sluice data get mnist --replace\n" in out
+    assert "repair with: sluice data get mnist --replace\n" in out
 
 
 def test_verify_of_a_set_that_is_not_there(run: Any, only_tiny: None) -> None:
@@ -143,7 +143,7 @@ def test_get_sets_damaged_files_aside_only_when_told(
         assert len(err.splitlines()) == 2
         assert path.read_bytes() == content
         assert len(mirrors.requests) == number
-        command = err.splitlines()[1].removeprefix("Mend it with: sluice data ").split()
+        command = err.splitlines()[1].removeprefix("Repair it with: sluice data ").split()
         assert run(*command)[0] == 0
         assert path.read_bytes() == tiny_mnist.files[f"mnist/{path.name}"]
         assert path.with_name(f"{path.name}.{name}").read_bytes() == content

@@ -50,7 +50,7 @@ def test_it_is_a_torch_data_set() -> None:
 
 
 def test_inputs_and_labels_must_be_equally_many() -> None:
-    with pytest.raises(InputError, match="equally many"):
+    with pytest.raises(InputError, match="equal in number"):
         TensorExamples(torch.zeros(3, 2), torch.zeros(2), to_float)
 
 

@@ -200,7 +200,7 @@ def test_missing_files_name_places_and_the_command(tiny_mnist: Any, tiny_cifar: 
         load("mnist", data_dir=tmp_path, download=False)
     assert str(tmp_path) in str(caught.value)
     assert "train-images-idx3-ubyte.gz is missing" in str(caught.value)
-    assert "Mend it with: sluice data get mnist" in str(caught.value)
+    assert "Repair it with: sluice data get mnist" in str(caught.value)
     tiny_cifar.write(tmp_path, only=lambda place: place.endswith("data_batch_2"))
     with pytest.raises(DataError, match=r"data_batch_1 is missing(.|\n)*sluice data get cifar-10 --replace --data-dir"):
         load("cifar-10", data_dir=tmp_path)

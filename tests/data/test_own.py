@@ -99,10 +99,10 @@ def test_byte_features_are_not_scaled(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:, None].repeat(2, 1)}, r"shape \(10, 2\)"),
         ({"x": X, "y": Y[:0]}, "at least one"),
         ({"x": X, "y": np.where(Y == 1, np.nan, Y)}, "label 1 is nan"),
-        ({"x": X, "y": Y + 0.5}, "whole numbers"),
+        ({"x": X, "y": Y + 0.5}, "integers"),
         ({"x": X, "y": Y - 1}, "from -1 to 1"),
         ({"x": X, "y": Y * 10**9}, "from 0 to 2000000000"),
-        ({"x": X, "y": Y.astype(str)}, "whole numbers"),
+        ({"x": X, "y": Y.astype(str)}, "integers"),
         ({"x": X.astype(str), "y": Y}, "finite numbers"),
         ({"x": X.astype(complex), "y": Y}, "finite numbers"),
         ({"x": np.where(X == 3, np.nan, X), "y": Y}, "NaN or infinite"),
@@ -173,7 +173,7 @@ def test_paths_that_cannot_be_data_are_refused(tmp_path: Path) -> None:
             load(path, **wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="x_test"):
         load(path, test=TensorDataset(torch.zeros(1, 4), torch.zeros(1)))
-    with pytest.raises(DataError, match="no text"):
+    with pytest.raises(DataError, match="not text"):
         load(path, kind="text")
 
 

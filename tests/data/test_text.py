@@ -54,7 +54,7 @@ def test_examples_of_bags_read_and_split_alike() -> None:
     assert y.tolist() == [1, 0]
     assert examples.batch([])[0].shape == (0, 2)
     assert torch.equal(examples.subset([2, 0]).batch([0, 1])[0], x)
-    with pytest.raises(InputError, match="equally many"):
+    with pytest.raises(InputError, match="equal in number"):
         BagExamples(examples.bags, torch.tensor([0]))
 
 

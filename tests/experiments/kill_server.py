@@ -1,7 +1,7 @@
 """Trains in forked children and kills them: run by test_kills.py as a process of its own.
 
 It imports everything once and stays single-threaded, so that a child begins at once and forking is safe. Orders and
-answers are lines of JSON on standard input and output. Pictures are replaced by quick texts of the same numbers: drawing
+answers are lines of JSON on standard input and output. Plots are replaced by short strings of the same numbers: drawing
 takes nine tenths of a short run's time and touches no file.
 """
 
@@ -33,8 +33,8 @@ from sluice.runs.ledger_entries import LedgerContents
 from sluice.training.weights import WeightUpdater
 
 
-def fake_pictures() -> None:
-    def epsilon_picture(contents: LedgerContents) -> str:
+def fake_plots() -> None:
+    def epsilon_plot(contents: LedgerContents) -> str:
         return f"<svg>{contents.spent} {contents.head}</svg>"
 
     def accuracy_svg(points: list[AccuracyPoint], *, delta: float) -> str:
@@ -43,7 +43,7 @@ def fake_pictures() -> None:
     def accuracy_png(points: list[AccuracyPoint], *, delta: float) -> bytes:
         return f"{points} {delta}".encode()
 
-    sluice.runs.plots.epsilon_picture = epsilon_picture
+    sluice.runs.plots.epsilon_plot = epsilon_plot
     publication.accuracy_svg = accuracy_svg
     publication.accuracy_png = accuracy_png
 
@@ -176,7 +176,7 @@ def carry_out(order: dict[str, Any], splits: DataSplits) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    fake_pictures()
+    fake_plots()
     splits = load("digits")
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

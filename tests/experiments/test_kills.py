@@ -1,4 +1,4 @@
-"""Training processes are killed (SIGKILL) at every phase of a run; afterwards nothing is under-counted and all goes on.
+"""Training processes are killed (SIGKILL) at every phase of a run; afterwards nothing is under-counted and every run resumes.
 
 Two kinds of instants: chosen at random over the duration of a run, and enumerated, before and after each call that
 changes a file or the weights (half-way through it for the ledger's lines). The default run makes at least 57 kills; with

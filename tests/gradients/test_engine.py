@@ -116,7 +116,7 @@ def test_unusual_models_agree_with_the_oracle(matches, reaching_loss, model, sha
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "loop"])
-def test_opaque_modules_agree_with_the_oracle(matches, reaching_loss, strategy):
+def test_modules_without_a_rule_agree_with_the_oracle(matches, reaching_loss, strategy):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
     matches(model, torch.randn(5, 2, 4, 4), torch.randn(5), reaching_loss, strategy={"": strategy})
 
@@ -148,7 +148,7 @@ def test_inputs_may_be_tuples_or_dicts(matches, reaching_loss):
 
 
 def test_dropout_uses_the_same_mask_for_value_and_gradient():
-    """With the mask known from the output, each sample's gradient is known too; also inside an opaque module."""
+    """With the mask known from the output, each sample's gradient is known too; also inside a module without a rule."""
     for strategy in ("auto", "vmap", "loop"):
         model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5))
         x, seen = torch.randn(9, 4), []

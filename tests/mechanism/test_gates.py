@@ -142,7 +142,7 @@ class ListedNoise(SeededNoise):
 
 
 @given(decisions())
-def test_hopeless_attempts_are_those_that_no_batch_passes(
+def test_attempts_that_cannot_be_accepted_are_those_that_no_batch_passes(
     case: tuple[ClippingBiasGate, ReferenceState, float, float],
 ) -> None:
     gate, reference, _, noise = case
@@ -153,8 +153,8 @@ def test_hopeless_attempts_are_those_that_no_batch_passes(
     attempt = gate.begin(reference, ListedNoise([steps]), attempts_left=1)
     assert attempt.count == 1
     # The empty batch has the smallest metric, so it passes if any does.
-    assert attempt.hopeless != gate.decide_plainly(reference, 0.0, noise)
-    assert attempt.hopeless != (attempt.limit > 0)
+    assert attempt.cannot_be_accepted != gate.decide_plainly(reference, 0.0, noise)
+    assert attempt.cannot_be_accepted != (attempt.limit > 0)
 
 
 def plain_release(
@@ -190,7 +190,7 @@ def fast_release(
         left = None if attempts_left is None else attempts_left - attempts
         attempt = gate.begin(reference, noise, attempts_left=left)
         attempts += attempt.count
-        if attempt.hopeless:
+        if attempt.cannot_be_accepted:
             return None, attempts
         if all(attempt.add(chunk) for chunk in all_norms[sampler.sample()].split(3)) and attempt.accepted:
             return attempt.raw_metric, attempts
@@ -261,12 +261,12 @@ def test_attempt_cap_has_the_law_of_the_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hopeless", "left", "value", "count"),
+    ("skipped", "left", "value", "count"),
     [(0, None, 5.0, 1), (20, None, 5.0, 21), (20, 21, 5.0, 21), (20, 20, None, 20)],
 )
-def test_all_skipped_attempts_are_counted(hopeless: int, left: int | None, value: float | None, count: int) -> None:
+def test_all_skipped_attempts_are_counted(skipped: int, left: int | None, value: float | None, count: int) -> None:
     """Also those of earlier draws: six values come at once here."""
-    values = [0.0] * hopeless + [5.0] * 30
+    values = [0.0] * skipped + [5.0] * 30
 
     def draw(draws: int) -> torch.Tensor:
         return torch.tensor([values.pop(0) for _ in range(draws)])
@@ -407,8 +407,8 @@ def test_coin_gate_gives_up() -> None:
     gate, noise = CoinGate(probability=0.2, max_attempts=3), SeededNoise(6)
     attempts = [gate.begin(gate.first_reference(), noise, attempts_left=3) for _ in range(500)]
     assert all(attempt.count <= 3 for attempt in attempts)
-    assert all(attempt.count == 3 for attempt in attempts if attempt.hopeless)
-    assert stats.binomtest(sum(attempt.hopeless for attempt in attempts), 500, 0.8**3).pvalue > ALPHA
+    assert all(attempt.count == 3 for attempt in attempts if attempt.cannot_be_accepted)
+    assert stats.binomtest(sum(attempt.cannot_be_accepted for attempt in attempts), 500, 0.8**3).pvalue > ALPHA
 
 
 # Mistakes.
@@ -430,5 +430,5 @@ def test_bad_settings() -> None:
     rare = make_gate(beta=9.0)
     with pytest.raises(InputError, match="would never end"):
         rare.begin(ReferenceState(value=2.0), SeededNoise(1))
-    assert rare.begin(ReferenceState(value=2.0), SeededNoise(1), attempts_left=10**4).hopeless
+    assert rare.begin(ReferenceState(value=2.0), SeededNoise(1), attempts_left=10**4).cannot_be_accepted
     assert rare.begin(ReferenceState(value=2.0), SeededNoise(1), attempts_left=0).count == 0

@@ -34,7 +34,7 @@ from sluice.training.context import TrainingContext
 from sluice.training.weights import WeightUpdater
 
 
-def promise(**changes: Any) -> AdaptiveBudget:
+def mechanism(**changes: Any) -> AdaptiveBudget:
     values: dict[str, Any] = {
         "rho": 1.0,
         "gradient_rho": 0.08,
@@ -57,7 +57,9 @@ QUIET: dict[str, Any] = {"rho": 1e18, "gradient_rho": 1e14, "selection_rho": 1e1
 """Budgets at which noise is next to nothing."""
 
 
-def bench(*, count: int = 64, seed: int = 0, before_release: Callable[[int], None] | None = None) -> TrainingContext:
+def make_context(
+    *, count: int = 64, seed: int = 0, before_release: Callable[[int], None] | None = None
+) -> TrainingContext:
     """Logistic regression: small and convex."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(count, 4, generator=generator)
@@ -74,8 +76,8 @@ def bench(*, count: int = 64, seed: int = 0, before_release: Callable[[int], Non
     )
 
 
-def all_records(work: TrainingContext) -> tuple[Tensor, Tensor]:
-    dataset: Any = work.batches.dataset
+def all_records(context: TrainingContext) -> tuple[Tensor, Tensor]:
+    dataset: Any = context.batches.dataset
     return dataset.tensors
 
 
@@ -87,13 +89,13 @@ def flat(weights: dict[str, Tensor]) -> Tensor:
 
 
 def test_at_low_noise_every_step_is_the_best_of_the_grid():
-    work = bench()
-    descent = AdaptiveDescent(promise(**QUIET), work)
-    x, y = all_records(work)
+    context = make_context()
+    descent = AdaptiveDescent(mechanism(**QUIET), context)
+    x, y = all_records(context)
     chosen = []
     for _ in range(12):
-        before, reach = work.updates.weights(), descent.reach
-        gradient = torch.autograd.grad(F.cross_entropy(work.module(x), y), list(work.module.parameters()))
+        before, reach = context.updates.weights(), descent.reach
+        gradient = torch.autograd.grad(F.cross_entropy(context.module(x), y), list(context.module.parameters()))
         direction = torch.cat([part.flatten() for part in gradient]).double()
         direction /= direction.norm()
         losses = []
@@ -102,9 +104,11 @@ def test_at_low_noise_every_step_is_the_best_of_the_grid():
             losses.append(float(F.cross_entropy(x @ weight.view(2, 4).T + bias, y, reduction="sum").double()))
         best = int(np.argmin(losses))
         descent.make_release(F.cross_entropy)
-        made = (flat(before) - flat(work.updates.weights())).norm()
+        made = (flat(before) - flat(context.updates.weights())).norm()
         assert float(made) == pytest.approx(reach * best / 8, abs=1e-5)
-        torch.testing.assert_close(flat(before) - flat(work.updates.weights()), made * direction, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            flat(before) - flat(context.updates.weights()), made * direction, atol=1e-4, rtol=1e-3
+        )
         chosen.append(best)
     assert len(set(chosen)) > 1
     assert min(chosen) > 0
@@ -112,8 +116,8 @@ def test_at_low_noise_every_step_is_the_best_of_the_grid():
 
 def test_candidates_are_undone(monkeypatch):
     """Where no step is chosen the weights are bit for bit what they were, though all candidates were tried."""
-    work = bench()
-    descent = AdaptiveDescent(promise(), work)
+    context = make_context()
+    descent = AdaptiveDescent(mechanism(), context)
     tried: list[Tensor] = []
     raw_losses = TrainingContext.raw_losses
 
@@ -123,20 +127,20 @@ def test_candidates_are_undone(monkeypatch):
 
     monkeypatch.setattr(TrainingContext, "raw_losses", watched)
     monkeypatch.setattr(dpagd_descent, "noisy_minimum", lambda raw_sums, rho, noise: 0)
-    before = work.updates.weights()
+    before = context.updates.weights()
     descent.make_release(F.cross_entropy)
-    after = work.updates.weights()
+    after = context.updates.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    work.updates.check_untouched()
+    context.updates.check_untouched()
     assert len(tried) == 9
     distances = [float((one - flat(before)).norm()) for one in tried]
     assert distances == pytest.approx([2.0 * index / 8 for index in range(9)], abs=1e-5)
 
 
 def test_candidates_are_undone_after_an_error_too(monkeypatch):
-    work = bench()
-    descent = AdaptiveDescent(promise(), work)
-    before = work.updates.weights()
+    context = make_context()
+    descent = AdaptiveDescent(mechanism(), context)
+    before = context.updates.weights()
 
     def fail(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
         if not torch.equal(flat(self.updates.weights()), flat(before)):
@@ -146,14 +150,14 @@ def test_candidates_are_undone_after_an_error_too(monkeypatch):
     monkeypatch.setattr(TrainingContext, "raw_losses", fail)
     with pytest.raises(KeyboardInterrupt):
         descent.make_release(F.cross_entropy)
-    assert all(torch.equal(before[name], part) for name, part in work.updates.weights().items())
-    work.updates.check_untouched()
+    assert all(torch.equal(before[name], part) for name, part in context.updates.weights().items())
+    context.updates.check_untouched()
 
 
 def test_the_grid_follows_the_steps_that_were_made(monkeypatch):
     picks = iter([4, 0, 2, 1, 8, 8, 8])
     monkeypatch.setattr(dpagd_descent, "noisy_minimum", lambda raw_sums, rho, noise: next(picks))
-    descent = AdaptiveDescent(promise(rho=10.0), bench())
+    descent = AdaptiveDescent(mechanism(rho=10.0), make_context())
     reaches = []
     for _ in range(7):
         descent.make_release(F.cross_entropy)
@@ -177,20 +181,20 @@ def test_no_step_raises_the_budget_and_combines_by_precision(monkeypatch):
     picks = iter([0, 0, 3, 1])
     monkeypatch.setattr(AdaptiveDescent, "_noisy_sum_of_gradients", watched)
     monkeypatch.setattr(dpagd_descent, "noisy_minimum", lambda raw_sums, rho, noise: next(picks))
-    work = bench()
-    descent = AdaptiveDescent(promise(), work)
+    context = make_context()
+    descent = AdaptiveDescent(mechanism(), context)
     descent.make_release(F.cross_entropy)
     descent.make_release(F.cross_entropy)
     assert asked == pytest.approx([0.08, 0.04])
     assert descent.gradient_rho == pytest.approx(0.12)
-    before = work.updates.weights()
+    before = context.updates.weights()
     descent.make_release(F.cross_entropy)
     assert asked == pytest.approx([0.08, 0.04, 0.06])
     assert descent.gradient_rho == pytest.approx(0.18)
     weights = torch.tensor([0.08, 0.04, 0.06], dtype=torch.float64)
     combined = sum(w * flat(m) for w, m in zip(weights / weights.sum(), measured, strict=True))
     assert isinstance(combined, Tensor)
-    made = flat(before) - flat(work.updates.weights())
+    made = flat(before) - flat(context.updates.weights())
     torch.testing.assert_close(made, 0.75 * combined / combined.norm(), rtol=1e-4, atol=1e-6)
     descent.make_release(F.cross_entropy)
     assert asked[-1] == pytest.approx(0.18)
@@ -206,7 +210,7 @@ def test_the_combination_is_as_exact_as_one_measurement_at_the_whole_budget():
 
 
 def test_the_noise_of_a_gradient_is_that_of_its_budget():
-    descent = AdaptiveDescent(promise(max_grad_norm=0.5), bench())
+    descent = AdaptiveDescent(mechanism(max_grad_norm=0.5), make_context())
     empty = torch.zeros(0, dtype=torch.int64)
     drawn = [flat(descent._noisy_sum_of_gradients(empty, F.cross_entropy, rho=0.08)) for _ in range(1500)]
     assert float(torch.cat(drawn).std()) == pytest.approx(0.5 / math.sqrt(0.16), rel=0.03)
@@ -222,7 +226,7 @@ def test_the_noise_of_a_gradient_is_that_of_its_budget():
 )
 def test_spending_never_exceeds_the_budget(rho, first, share, gamma, picks):
     """Whatever is selected, and however budgets were chosen."""
-    one = promise(
+    one = mechanism(
         rho=rho, gradient_rho=first * rho * share, selection_rho=first * rho * (1 - share), gamma=gamma, releases=10**6
     )
     descent = FakeDescent(one, picks)
@@ -242,7 +246,7 @@ class FakeDescent(AdaptiveDescent):
     """The filter alone: nothing is measured, and what is selected is given."""
 
     def __init__(self, one: AdaptiveBudget, picks: list[int]) -> None:
-        super().__init__(one, _BENCH)
+        super().__init__(one, _CONTEXT)
         self._picks, self._made = picks, 0
         self.exact: list[float] = []
 
@@ -251,7 +255,7 @@ class FakeDescent(AdaptiveDescent):
         return math.fsum(self.exact)
 
     def _noisy_sum_of_gradients(self, sample: Tensor, loss: Any, *, rho: float) -> dict[str, Tensor]:
-        self.exact += [rho, self.promise.selection_rho]
+        self.exact += [rho, self.mechanism.selection_rho]
         return {name: torch.ones_like(part) for name, part in self.context.updates.weights().items()}
 
     def _raw_losses_along(self, direction: Any, steps: Any, loss: Any) -> Tensor:
@@ -263,7 +267,7 @@ class FakeDescent(AdaptiveDescent):
         return sums
 
 
-_BENCH = bench(count=4)
+_CONTEXT = make_context(count=4)
 
 
 # The selection.
@@ -341,7 +345,7 @@ def test_one_more_record_moves_all_sums_the_same_way_by_at_most_one_bound():
         x, y = 5 * torch.randn(64, 4, generator=generator), torch.randint(2, (64,), generator=generator)
         torch.manual_seed(1)
         model = nn.Linear(4, 2)
-        work = TrainingContext(
+        context = TrainingContext(
             gradients=PerSampleGradients(model, loss_reduction="mean"),
             batches=Batches(TensorDataset(x[:count], y[:count])),
             updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
@@ -349,8 +353,8 @@ def test_one_more_record_moves_all_sums_the_same_way_by_at_most_one_bound():
             piece_size=64,
             before_release=lambda number: None,
         )
-        direction = unit_vector({name: torch.ones_like(p) for name, p in work.updates.weights().items()})
-        descent = AdaptiveDescent(promise(), work)
+        direction = unit_vector({name: torch.ones_like(p) for name, p in context.updates.weights().items()})
+        descent = AdaptiveDescent(mechanism(), context)
         sums.append(descent._raw_losses_along(direction, [0.0, 0.1, 1.0, 5.0], F.cross_entropy))
     difference = sums[1] - sums[0]
     assert (difference >= 0).all()
@@ -358,13 +362,13 @@ def test_one_more_record_moves_all_sums_the_same_way_by_at_most_one_bound():
     assert difference.max() > 0
 
 
-# What is on record, and what crashes cost.
+# What is logged, and what crashes cost.
 
 
 def test_a_measurement_is_logged_before_it_changes_anything():
     order: list[str] = []
-    work = bench(before_release=lambda number: order.append(f"logged {number}, {descent.spent_rho}"))
-    descent = AdaptiveDescent(promise(), work)
+    context = make_context(before_release=lambda number: order.append(f"logged {number}, {descent.spent_rho}"))
+    descent = AdaptiveDescent(mechanism(), context)
     descent.make_release(F.cross_entropy)
     assert order == ["logged 1, 0.0"]
     assert descent.spent_rho > 0
@@ -372,23 +376,23 @@ def test_a_measurement_is_logged_before_it_changes_anything():
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
 def test_lost_measurements_are_charged_the_most_that_they_can_have_cost(lost):
-    descent = AdaptiveDescent(promise(rho=5.0), bench())
+    descent = AdaptiveDescent(mechanism(rho=5.0), make_context())
     descent.make_release(F.cross_entropy)
     state = descent.state_dict()
-    again = AdaptiveDescent(promise(rho=5.0), bench())
+    again = AdaptiveDescent(mechanism(rho=5.0), make_context())
     again.load_state_dict(state, lost=lost)
     charged = sum(0.08 * 1.5**index + 0.02 for index in range(lost))
     assert again.spent_rho == pytest.approx(0.1 + charged)
     assert again.spent == 1 + lost
-    third = AdaptiveDescent(promise(rho=5.0), bench())
+    third = AdaptiveDescent(mechanism(rho=5.0), make_context())
     third.load_state_dict(again.state_dict(), lost=lost)
     assert third.spent_rho == again.spent_rho  # paid for once
 
 
 def test_lost_measurements_can_end_a_run():
-    descent = AdaptiveDescent(promise(), bench())
+    descent = AdaptiveDescent(mechanism(), make_context())
     descent.make_release(F.cross_entropy)
-    again = AdaptiveDescent(promise(), bench())
+    again = AdaptiveDescent(mechanism(), make_context())
     again.load_state_dict(descent.state_dict(), lost=20)
     assert again.done
     assert again.spent_rho == 1.0
@@ -397,7 +401,7 @@ def test_lost_measurements_can_end_a_run():
 def test_the_worst_path_of_lost_measurements_is_covered():
     """Every sequence of selections costs at most what is charged for as many lost measurements."""
     for gamma in (0.1, 1.0, 2.5):
-        one = promise(rho=1e6, gamma=gamma, releases=10**6)
+        one = mechanism(rho=1e6, gamma=gamma, releases=10**6)
         for pattern in range(2**5):
             descent = FakeDescent(one, [(pattern >> bit) & 1 for bit in range(5)])
             charged = FakeDescent(one, [0])
@@ -412,7 +416,7 @@ def test_the_worst_path_of_lost_measurements_is_covered():
 
 def test_the_budget_is_what_the_sound_accountant_allows():
     rho = largest_rho(epsilon=3.0, delta=1e-5)
-    one = promise(rho=rho)
+    one = mechanism(rho=rho)
     assert 2.9999 < one.epsilon_after(1, delta=1e-5, accountant="rdp") <= 3.0
     assert one.epsilon_after(0, delta=1e-5, accountant="rdp") == 0
     assert one.epsilon_after(100, delta=1e-5, accountant="rdp") == one.epsilon_after(1, delta=1e-5, accountant="rdp")
@@ -435,7 +439,7 @@ def test_the_plan_bounds_the_number_of_measurements():
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("selection_rho", [0.02, 0.1])
 def test_the_fewest_measurements_are_those_of_the_dearest_path(gamma, selection_rho):
-    one = promise(gamma=gamma, selection_rho=selection_rho, gradient_rho=0.2)
+    one = mechanism(gamma=gamma, selection_rho=selection_rho, gradient_rho=0.2)
     made = []
     for pattern in range(2**5):
         descent = FakeDescent(one, [(pattern >> bit) & 1 for bit in range(5)])
@@ -488,7 +492,7 @@ def test_bad_options_are_refused_by_name(options):
 
 
 def test_a_promise_survives_its_ledger():
-    one = promise()
+    one = mechanism()
     assert mechanism_from_dict(json.loads(json.dumps(one.to_dict()))) == one
     with pytest.raises(InputError, match="lacks gamma"):
         mechanism_from_dict({name: value for name, value in one.to_dict().items() if name != "gamma"})

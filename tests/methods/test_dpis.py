@@ -26,7 +26,7 @@ from sluice.mechanism.registry import mechanism_from_dict
 from sluice.mechanism.scaling import MARGIN
 from sluice.methods import dpis
 from sluice.methods.dpis import ImportanceSampling, Options
-from sluice.methods.dpis.execution import CLIP_RAMP, LEAST_SHARE, ImportanceReleaser, shares
+from sluice.methods.dpis.execution import CLIP_RAMP, LEAST_SHARE, ImportanceSamplingExecutor, shares
 from sluice.randomness.noise import SeededNoise
 from sluice.runs.verify import verify_run
 from sluice.training.batches import Batches
@@ -37,7 +37,7 @@ from sluice.training.weights import WeightUpdater
 RUNS = 600
 
 
-def promise(**changes: Any) -> ImportanceSampling:
+def mechanism(**changes: Any) -> ImportanceSampling:
     values: dict[str, Any] = {
         "dataset_size": 40,
         "wanted_rate": 0.25,
@@ -54,7 +54,7 @@ def promise(**changes: Any) -> ImportanceSampling:
     return ImportanceSampling(**{**values, **changes})
 
 
-def bench(inputs: Tensor, targets: Tensor, *, lr: float = 1.0, seed: int = 0) -> TrainingContext:
+def make_context(inputs: Tensor, targets: Tensor, *, lr: float = 1.0, seed: int = 0) -> TrainingContext:
     torch.manual_seed(0)
     model = nn.Linear(inputs.shape[1], 1)
     return TrainingContext(
@@ -73,13 +73,13 @@ def records(count: int, *, width: int = 3, seed: int = 1) -> tuple[Tensor, Tenso
     return torch.randn(count, width, generator=generator) * scales, torch.randn(count, 1, generator=generator)
 
 
-def each_gradient(work: TrainingContext) -> Tensor:
+def each_gradient(context: TrainingContext) -> Tensor:
     """Row i is the gradient of record i, one at a time by autograd."""
     rows = []
-    for index in range(work.dataset_size):
-        [(x, y)] = list(work.pairs(torch.tensor([index])))
-        loss = F.mse_loss(work.module(x), y)
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(work.module.parameters()))]))
+    for index in range(context.dataset_size):
+        [(x, y)] = list(context.pairs(torch.tensor([index])))
+        loss = F.mse_loss(context.module(x), y)
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(context.module.parameters()))]))
     return torch.stack(rows).double()
 
 
@@ -114,18 +114,20 @@ def test_thinned_and_lengthened_gradients_average_to_the_clipped_ones():
 
 def test_a_release_sums_the_kept_unit_vectors(monkeypatch):
     x, y = records(40)
-    work = bench(x, y)
-    monkeypatch.setattr(work.noise, "random_order", lambda indices: indices)  # so that coins belong to known records
-    gradients = each_gradient(work)
+    context = make_context(x, y)
+    monkeypatch.setattr(context.noise, "random_order", lambda indices: indices)  # so that coins belong to known records
+    gradients = each_gradient(context)
     norms = gradients.norm(dim=1)
     coins = torch.linspace(0, 0.999, 40, dtype=torch.float64).flip(0)
     clip = 1.01 * float(norms.median())
-    releaser = ImportanceReleaser(promise(first_clip_norm=clip, noise_multiplier=1e-6, norm_noise=1e-6), work)
-    releaser.noise = ScriptedNoise(coins)  # type: ignore[assignment]
+    executor = ImportanceSamplingExecutor(
+        mechanism(first_clip_norm=clip, noise_multiplier=1e-6, norm_noise=1e-6), context
+    )
+    executor.noise = ScriptedNoise(coins)  # type: ignore[assignment]
     keep = (norms / clip).clamp(min=LEAST_SHARE, max=1.0)
     kept = coins < keep
     assert 5 < int(kept.sum()) < 35
-    sums, count = releaser._measure(torch.arange(40), F.mse_loss, expected=10.0)
+    sums, count = executor._measure(torch.arange(40), F.mse_loss, expected=10.0)
     flat = torch.cat([part.flatten() for part in sums.gradients.values()]).double()
     expected = (gradients / norms.clamp(min=LEAST_SHARE * clip)[:, None])[kept].sum(0) * (1 - MARGIN)
     torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
@@ -138,20 +140,20 @@ def test_a_release_sums_the_kept_unit_vectors(monkeypatch):
 def test_the_update_estimates_the_mean_clipped_gradient_in_units_of_the_first_clip_norm():
     """Averaged over many releases that start from the same weights, with hardly any noise."""
     x, y = records(40)
-    work = bench(x, y, lr=1.0)
-    gradients = each_gradient(work)
+    context = make_context(x, y, lr=1.0)
+    gradients = each_gradient(context)
     norms = gradients.norm(dim=1)
     clip = float(norms.median())
     quiet = {"noise_multiplier": 1e-4, "norm_noise": 1e-3, "count_noise": 1e-3, "releases": RUNS}
-    releaser = ImportanceReleaser(promise(first_clip_norm=clip, **quiet), work)
-    start = work.updates.weights()
+    executor = ImportanceSamplingExecutor(mechanism(first_clip_norm=clip, **quiet), context)
+    start = context.updates.weights()
     total = torch.zeros(gradients.shape[1], dtype=torch.float64)
     for _ in range(RUNS):
-        releaser.mean_share, releaser.clip_norm = 0.6, clip / 2
-        releaser.make_release(F.mse_loss)
-        now = work.updates.weights()
+        executor.mean_share, executor.clip_norm = 0.6, clip / 2
+        executor.make_release(F.mse_loss)
+        now = context.updates.weights()
         total += torch.cat([(start[name] - now[name]).flatten() for name in start]).double()
-        work.updates.move(start)
+        context.updates.move(start)
     mean = gradients * (clip / 2 / norms).clamp(max=1.0)[:, None]
     expected = mean.mean(0) * 2  # C is half of the first one, and the step is as long as if it were not
     spread = clip / math.sqrt(RUNS * 0.4 * 40)
@@ -161,10 +163,10 @@ def test_the_update_estimates_the_mean_clipped_gradient_in_units_of_the_first_cl
 
 def test_records_are_sampled_in_proportion_to_their_clipped_norms():
     x, y = records(40)
-    work = bench(x, y)
-    norms = each_gradient(work).norm(dim=1)
+    context = make_context(x, y)
+    norms = each_gradient(context).norm(dim=1)
     clip = float(norms.median())
-    one = promise(first_clip_norm=clip, wanted_rate=0.25, sample_rate=0.5)
+    one = mechanism(first_clip_norm=clip, wanted_rate=0.25, sample_rate=0.5)
     rate = one.rate_at(0.7)
     assert rate == pytest.approx(0.25 / 0.7)
     trials = 20_000
@@ -198,12 +200,12 @@ def test_a_record_that_is_not_finite_adds_nothing():
     x, y = records(20)
     broken = x.clone()
     broken[7] = math.nan
-    releaser = ImportanceReleaser(promise(dataset_size=20), bench(broken, y))
-    releaser.noise = ScriptedNoise(torch.zeros(20, dtype=torch.float64))  # type: ignore[assignment]
+    executor = ImportanceSamplingExecutor(mechanism(dataset_size=20), make_context(broken, y))
+    executor.noise = ScriptedNoise(torch.zeros(20, dtype=torch.float64))  # type: ignore[assignment]
     with pytest.warns(UserWarning, match="not finite"):
-        sums, _ = releaser._measure(torch.arange(20), F.mse_loss, expected=10.0)
+        sums, _ = executor._measure(torch.arange(20), F.mse_loss, expected=10.0)
     others = torch.tensor([index for index in range(20) if index != 7])
-    clean = ImportanceReleaser(promise(dataset_size=20), bench(x, y))
+    clean = ImportanceSamplingExecutor(mechanism(dataset_size=20), make_context(x, y))
     clean.noise = ScriptedNoise(torch.zeros(19, dtype=torch.float64))  # type: ignore[assignment]
     without, _ = clean._measure(others, F.mse_loss, expected=10.0)
     for name, part in sums.gradients.items():
@@ -213,32 +215,32 @@ def test_a_record_that_is_not_finite_adds_nothing():
 def test_no_release_samples_above_the_rate_that_is_paid_for():
     x, y = records(40)
     seen: list[float] = []
-    work = bench(x, y)
+    context = make_context(x, y)
 
     class Watching(SeededNoise):
         def bernoulli(self, count: int, probability: float) -> Tensor:
             seen.append(probability)
             return super().bernoulli(count, probability)
 
-    one = promise(releases=60, norm_noise=8.0, norm_decay=0.0, clip_rate=1.0)
-    releaser = ImportanceReleaser(one, work)
-    releaser.noise = Watching(5)  # type: ignore[assignment]
-    while not releaser.done:
-        releaser.make_release(F.mse_loss)
+    one = mechanism(releases=60, norm_noise=8.0, norm_decay=0.0, clip_rate=1.0)
+    executor = ImportanceSamplingExecutor(one, context)
+    executor.noise = Watching(5)  # type: ignore[assignment]
+    while not executor.done:
+        executor.make_release(F.mse_loss)
     assert len(seen) == 60
     assert max(seen) == 0.5 == one.sample_rate
     assert min(seen) >= 0.25
     assert len(set(seen)) > 5
     with pytest.raises(InputError, match="all releases=60"):
-        releaser.make_release(F.mse_loss)
+        executor.make_release(F.mse_loss)
 
 
 def test_an_empty_sample_is_released_as_any_other():
     x, y = records(40)
-    releaser = ImportanceReleaser(promise(wanted_rate=1e-9, sample_rate=1e-9), bench(x, y))
-    releaser.make_release(F.mse_loss)
-    assert releaser.trace.measured == [0]
-    assert releaser.released == 1
+    executor = ImportanceSamplingExecutor(mechanism(wanted_rate=1e-9, sample_rate=1e-9), make_context(x, y))
+    executor.make_release(F.mse_loss)
+    assert executor.trace.measured == [0]
+    assert executor.released == 1
 
 
 # The exact law of one release with three other records, against what is accounted.
@@ -307,7 +309,7 @@ def max_ratio(event: SelectiveReleaseDpEvent, with_z: np.ndarray, without: np.nd
 def toy(seed: int) -> tuple[list[float], float, ImportanceSampling, float, float]:
     rng = np.random.default_rng(seed)
     clip = float(rng.uniform(0.5, 1.5))
-    one = promise(
+    one = mechanism(
         sample_rate=float(rng.choice([0.1, 0.5, 0.9])),
         wanted_rate=0.05,
         noise_multiplier=float(rng.uniform(0.7, 3.0)),
@@ -327,13 +329,13 @@ def test_no_exact_divergence_exceeds_what_is_accounted(block):
 
 
 def test_the_bound_is_attained_by_a_record_that_is_always_kept():
-    one = promise(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=1.0, norm_noise=2.0, count_noise=1.0)
+    one = mechanism(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=1.0, norm_noise=2.0, count_noise=1.0)
     assert worst_ratio([], 2.0, one, rate=0.5, clip=1.0) > 0.999
 
 
 def test_accounting_with_the_record_s_own_rate_is_caught():
     """The rate at which z is kept is not enough: it is looked at, and counted in the statistics, more often."""
-    one = promise(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=1.0, norm_noise=1.5, count_noise=1.0)
+    one = mechanism(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=1.0, norm_noise=1.5, count_noise=1.0)
     laws = [densities(others, one, rate=0.5, clip=1.0) for others in ([0.4, 0.2], [0.4])]
     event = as_release(plain_release(sampling_probability=0.1, noise_multiplier=one.effective_noise_multiplier))
     assert event is not None
@@ -341,7 +343,7 @@ def test_accounting_with_the_record_s_own_rate_is_caught():
 
 
 def test_statistics_that_are_not_charged_are_caught():
-    one = promise(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=3.0, norm_noise=1.0, count_noise=1.0)
+    one = mechanism(sample_rate=0.5, wanted_rate=0.1, noise_multiplier=3.0, norm_noise=1.0, count_noise=1.0)
     laws = [densities(others, one, rate=0.5, clip=1.0) for others in ([2.0], [])]
     event = as_release(plain_release(sampling_probability=0.5, noise_multiplier=3.0))
     assert event is not None
@@ -407,12 +409,12 @@ def test_scaling_has_no_effect_and_is_refused():
 
 
 def test_a_promise_survives_its_ledger():
-    one = promise()
+    one = mechanism()
     assert mechanism_from_dict(one.to_dict()) == one
     with pytest.raises(InputError, match="unknown keys surprise"):
         mechanism_from_dict({**one.to_dict(), "surprise": 1})
     with pytest.raises(InputError, match="wanted_rate"):
-        promise(wanted_rate=0.6)
+        mechanism(wanted_rate=0.6)
 
 
 # Whole runs.
@@ -469,7 +471,7 @@ def test_pieces_of_any_size_give_the_same_run():
         model = nn.Linear(3, 1)
         engine = PrivacyEngine(accountant="rdp", seed=1)
         engine.make_private_by(
-            promise(),
+            mechanism(),
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             data_loader=TensorDataset(x, y),

@@ -24,7 +24,7 @@ from sluice.training.selective_release import GaveUpError
 RECORDS = 200
 
 
-def mechanism(**changes: Any) -> DpsurMechanism:
+def make_mechanism(**changes: Any) -> DpsurMechanism:
     exact = DpsurMechanism(
         sample_rate=0.5,
         expected_batch_size=100.0,
@@ -40,7 +40,7 @@ def mechanism(**changes: Any) -> DpsurMechanism:
     return replace(exact, **changes)
 
 
-def run(promise: DpsurMechanism, *, optimizer: str = "sgd") -> tuple[PrivacyEngine, nn.Module, torch.optim.Optimizer]:
+def run(mechanism: DpsurMechanism, *, optimizer: str = "sgd") -> tuple[PrivacyEngine, nn.Module, torch.optim.Optimizer]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(RECORDS, 4, generator=generator)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
@@ -52,13 +52,13 @@ def run(promise: DpsurMechanism, *, optimizer: str = "sgd") -> tuple[PrivacyEngi
         else torch.optim.Adam(model.parameters(), lr=0.1)
     )
     engine = PrivacyEngine(seed=5, accountant="rdp")
-    engine.make_private_by(promise, module=model, optimizer=chosen, data_loader=data)
+    engine.make_private_by(mechanism, module=model, optimizer=chosen, data_loader=data)
     return engine, model, chosen
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_planted_bad_step_is_rejected_and_leaves_no_trace(optimizer, monkeypatch):
-    engine, model, chosen = run(mechanism(), optimizer=optimizer)
+    engine, model, chosen = run(make_mechanism(), optimizer=optimizer)
     releases = engine.releases(F.cross_entropy)
     next(releases)
     before = copy.deepcopy((model.state_dict(), chosen.state_dict()))
@@ -82,7 +82,7 @@ def test_a_planted_bad_step_is_rejected_and_leaves_no_trace(optimizer, monkeypat
 def test_both_losses_are_taken_on_the_same_fresh_batch(monkeypatch):
     from sluice.training.context import TrainingContext
 
-    engine, _, _ = run(mechanism())
+    engine, _, _ = run(make_mechanism())
     seen: list[Tensor] = []
     honest = TrainingContext.raw_losses
 
@@ -99,39 +99,39 @@ def test_both_losses_are_taken_on_the_same_fresh_batch(monkeypatch):
 
 
 def test_the_test_has_the_noise_that_is_accounted():
-    engine, _, _ = run(mechanism(validation_noise=1.3, loss_clip=0.01, threshold=-1.0))
-    procedure = engine._procedure
-    assert isinstance(procedure, SelectiveUpdates)
+    engine, _, _ = run(make_mechanism(validation_noise=1.3, loss_clip=0.01, threshold=-1.0))
+    executor = engine._procedure
+    assert isinstance(executor, SelectiveUpdates)
     for raw_change in (-0.01, 0.0, 0.01):
-        share = sum(procedure._passes(raw_change) for _ in range(4000)) / 4000
+        share = sum(executor._passes(raw_change) for _ in range(4000)) / 4000
         expected = torch.distributions.Normal(0, 2 * 0.01 * 1.3).cdf(torch.tensor(-0.01 - raw_change)).item()
         assert share == pytest.approx(expected, abs=0.03)
 
 
 def test_a_change_that_is_not_a_number_counts_as_the_worst():
-    engine, _, _ = run(mechanism())
-    procedure = engine._procedure
-    assert isinstance(procedure, SelectiveUpdates)
+    engine, _, _ = run(make_mechanism())
+    executor = engine._procedure
+    assert isinstance(executor, SelectiveUpdates)
     nothing = torch.zeros(0, dtype=torch.float64)
-    assert procedure._raw_change(nothing, nothing) == 0.0
-    assert procedure._raw_change(torch.tensor([1.0]), torch.tensor([float("nan")])) == 0.01
-    assert procedure._raw_change(torch.tensor([float("inf")]), torch.tensor([1.0])) == 0.01
-    assert procedure._raw_change(torch.tensor([1.0]), torch.tensor([100.0])) == 0.01
-    assert procedure._raw_change(torch.tensor([100.0]), torch.tensor([1.0])) == -0.01
+    assert executor._raw_change(nothing, nothing) == 0.0
+    assert executor._raw_change(torch.tensor([1.0]), torch.tensor([float("nan")])) == 0.01
+    assert executor._raw_change(torch.tensor([float("inf")]), torch.tensor([1.0])) == 0.01
+    assert executor._raw_change(torch.tensor([1.0]), torch.tensor([100.0])) == 0.01
+    assert executor._raw_change(torch.tensor([100.0]), torch.tensor([1.0])) == -0.01
 
 
 def test_the_three_figures_are_those_of_the_accountants():
     settings = settings_from({"dataset": "mnist", "method": "dpsur", "options": {"account": "claimed"}})
-    promise = planned_mechanism(settings, dataset_size=60000)
-    assert isinstance(promise, DpsurMechanism)
-    known = compare_dpsur(promise.release, releases=1475, delta=1e-5)
-    authors, paper = promise.claims_after(1475, delta=1e-5)
+    mechanism = planned_mechanism(settings, dataset_size=60000)
+    assert isinstance(mechanism, DpsurMechanism)
+    known = compare_dpsur(mechanism.release, releases=1475, delta=1e-5)
+    authors, paper = mechanism.claims_after(1475, delta=1e-5)
     assert authors.value == pytest.approx(known.claimed_authors)
     assert paper.value == pytest.approx(known.claimed_paper_table)
-    proved = promise.epsilon_after(1475, delta=1e-5, accountant="pld")
+    proved = mechanism.epsilon_after(1475, delta=1e-5, accountant="pld")
     assert proved == pytest.approx(known.proved_by_attempts, rel=1e-6)
-    assert authors.value < 3 < proved < promise.epsilon_after(1475, delta=1e-5, accountant="rdp")
-    by_releases = replace(promise, max_attempts=None).epsilon_after(1475, delta=1e-5, accountant="rdp")
+    assert authors.value < 3 < proved < mechanism.epsilon_after(1475, delta=1e-5, accountant="rdp")
+    by_releases = replace(mechanism, max_attempts=None).epsilon_after(1475, delta=1e-5, accountant="rdp")
     assert by_releases == pytest.approx(known.proved_by_releases, rel=0.02)
 
 
@@ -157,25 +157,27 @@ def test_noise_is_calibrated_to_the_account_that_is_asked_for():
 
 
 def test_every_attempt_is_charged_from_the_start():
-    promise = mechanism(noise_multiplier=5.0, validation_noise=3.0, max_attempts=30)
-    expected = epsilon_by_attempts(promise.release, max_attempts=30, delta=1e-5)
+    mechanism = make_mechanism(noise_multiplier=5.0, validation_noise=3.0, max_attempts=30)
+    expected = epsilon_by_attempts(mechanism.release, max_attempts=30, delta=1e-5)
     for releases in (0, 1, 3):
-        assert promise.epsilon_after(releases, delta=1e-5, accountant="pld") == pytest.approx(expected)
+        assert mechanism.epsilon_after(releases, delta=1e-5, accountant="pld") == pytest.approx(expected)
 
 
 def test_a_cap_that_is_never_reached_may_be_charged_by_releases():
-    few = mechanism(sample_rate=0.1, noise_multiplier=4.0, validation_rate=1e-6, validation_noise=30.0, threshold=0.0)
-    promise = replace(few, releases=100, max_attempts=1000)
-    given_up = give_up_probability(promise.release, releases=100, max_attempts=1000)
+    few = make_mechanism(
+        sample_rate=0.1, noise_multiplier=4.0, validation_rate=1e-6, validation_noise=30.0, threshold=0.0
+    )
+    mechanism = replace(few, releases=100, max_attempts=1000)
+    given_up = give_up_probability(mechanism.release, releases=100, max_attempts=1000)
     assert 0 < given_up < 1e-9
-    by_attempts = epsilon_by_attempts(promise.release, max_attempts=1000, delta=1e-5)
-    by_releases = epsilon_by_releases(promise.release, releases=100, delta=1e-5, max_attempts=1000)
+    by_attempts = epsilon_by_attempts(mechanism.release, max_attempts=1000, delta=1e-5)
+    by_releases = epsilon_by_releases(mechanism.release, releases=100, delta=1e-5, max_attempts=1000)
     assert by_releases < by_attempts
-    assert promise.epsilon_after(100, delta=1e-5, accountant="pld") == pytest.approx(by_releases, rel=0.02)
+    assert mechanism.epsilon_after(100, delta=1e-5, accountant="pld") == pytest.approx(by_releases, rel=0.02)
     # A cap that some data would reach says something, and the selection's bound does not cover that.
-    tight = replace(promise, max_attempts=200)
+    tight = replace(mechanism, max_attempts=200)
     assert tight.epsilon_after(1, delta=1e-5, accountant="pld") == pytest.approx(
-        epsilon_by_attempts(promise.release, max_attempts=200, delta=1e-5), rel=1e-6
+        epsilon_by_attempts(mechanism.release, max_attempts=200, delta=1e-5), rel=1e-6
     )
 
 
@@ -186,7 +188,7 @@ def rejecting(monkeypatch: pytest.MonkeyPatch, *passes: bool) -> None:
 
 
 def test_the_run_ends_when_its_attempts_are_used_up(monkeypatch):
-    engine, model, _ = run(mechanism(validation_noise=1.0, max_attempts=6))
+    engine, model, _ = run(make_mechanism(validation_noise=1.0, max_attempts=6))
     rejecting(monkeypatch, False, True, *[False] * 20)
     releases = engine.releases(F.cross_entropy)
     assert next(releases) == 1
@@ -198,22 +200,22 @@ def test_the_run_ends_when_its_attempts_are_used_up(monkeypatch):
 
 
 def test_one_release_may_not_use_more_attempts_than_a_lost_one_is_charged(monkeypatch):
-    promise = mechanism(validation_noise=1.0, max_attempts=10_000)
-    engine, _, _ = run(promise)
+    mechanism = make_mechanism(validation_noise=1.0, max_attempts=10_000)
+    engine, _, _ = run(mechanism)
     tries: list[float] = []
     monkeypatch.setattr(SelectiveUpdates, "_passes", lambda self, raw_change: tries.append(raw_change))
     with pytest.raises(GaveUpError):
         next(engine.releases(F.cross_entropy))
-    assert len(tries) == most_attempts_at_once(promise.release) < 200
+    assert len(tries) == most_attempts_at_once(mechanism.release) < 200
 
 
 def test_a_resumed_run_gets_no_fresh_attempts(monkeypatch):
-    promise = mechanism(validation_noise=1.0, max_attempts=6)
-    engine, _, _ = run(promise)
+    mechanism = make_mechanism(validation_noise=1.0, max_attempts=6)
+    engine, _, _ = run(mechanism)
     rejecting(monkeypatch, False, False, False, True)
     next(engine.releases(F.cross_entropy))
     state = engine.state_dict()
-    resumed, _, _ = run(promise)
+    resumed, _, _ = run(mechanism)
     resumed.load_state_dict(state)
     rejecting(monkeypatch, False, False)
     with pytest.raises(GaveUpError):
@@ -221,15 +223,15 @@ def test_a_resumed_run_gets_no_fresh_attempts(monkeypatch):
 
 
 def test_a_lost_release_is_charged_with_the_most_that_it_can_have_tried(monkeypatch):
-    promise = mechanism(validation_noise=1.0, max_attempts=200)
-    most = most_attempts_at_once(promise.release)
+    mechanism = make_mechanism(validation_noise=1.0, max_attempts=200)
+    most = most_attempts_at_once(mechanism.release)
     assert 100 < most < 200
-    engine, _, _ = run(promise)
+    engine, _, _ = run(mechanism)
     state = engine.state_dict()
     engine.load_state_dict(state, lost=1)
-    procedure = engine._procedure
-    assert isinstance(procedure, SelectiveUpdates)
-    assert procedure._attempts_left == 200 - most
+    executor = engine._procedure
+    assert isinstance(executor, SelectiveUpdates)
+    assert executor._attempts_left == 200 - most
     engine.load_state_dict(state, lost=2)
     with pytest.raises(GaveUpError):
         next(engine.releases(F.cross_entropy))
@@ -237,7 +239,7 @@ def test_a_lost_release_is_charged_with_the_most_that_it_can_have_tried(monkeypa
 
 def test_attempts_of_an_interrupted_release_are_forgotten(monkeypatch):
     """Nothing of them is shown, so they are not among the attempts that what is shown depends on."""
-    engine, _, _ = run(mechanism(validation_noise=1.0, max_attempts=3))
+    engine, _, _ = run(make_mechanism(validation_noise=1.0, max_attempts=3))
 
     def interrupted(self: SelectiveUpdates, raw_change: float) -> bool:
         raise KeyboardInterrupt
@@ -251,13 +253,13 @@ def test_attempts_of_an_interrupted_release_are_forgotten(monkeypatch):
 
 
 def test_a_ledger_without_a_cap_is_read_as_before():
-    old = {name: value for name, value in mechanism().to_dict().items() if name != "max_attempts"}
-    promise = DpsurMechanism.from_dict(old)
-    assert promise.max_attempts is None
-    assert promise.to_dict() == old, "a run that was begun with it could not be resumed"
-    assert promise.accountants == ("rdp",)
-    assert promise.epsilon_after(0, delta=1e-5, accountant="rdp") == 0
-    capped = replace(promise, max_attempts=9)
+    old = {name: value for name, value in make_mechanism().to_dict().items() if name != "max_attempts"}
+    mechanism = DpsurMechanism.from_dict(old)
+    assert mechanism.max_attempts is None
+    assert mechanism.to_dict() == old, "a run that was begun with it could not be resumed"
+    assert mechanism.accountants == ("rdp",)
+    assert mechanism.epsilon_after(0, delta=1e-5, accountant="rdp") == 0
+    capped = replace(mechanism, max_attempts=9)
     assert DpsurMechanism.from_dict(capped.to_dict()) == capped
     assert capped.accountants == ("pld", "rdp")
 
@@ -284,19 +286,19 @@ def test_settings_that_cannot_end_or_prove_nothing_are_refused(settings, message
 
 def test_a_promise_without_a_cap_refuses_a_threshold_that_nothing_passes():
     with pytest.raises(InputError, match=r"threshold=-50\.0 is not allowed without max_attempts"):
-        run(mechanism(validation_noise=1.0, threshold=-50.0))
+        run(make_mechanism(validation_noise=1.0, threshold=-50.0))
 
 
 def test_the_cap_on_attempts_is_a_setting():
     settings = settings_from({"method": "dpsur", "max_attempts": 500})
-    promise = planned_mechanism(settings, dataset_size=1437)
-    assert isinstance(promise, DpsurMechanism)
-    assert promise.max_attempts == 500
+    mechanism = planned_mechanism(settings, dataset_size=1437)
+    assert isinstance(mechanism, DpsurMechanism)
+    assert mechanism.max_attempts == 500
     default = planned_mechanism(settings_from({"method": "dpsur"}), dataset_size=1437)
     assert isinstance(default, DpsurMechanism)
     assert default.max_attempts is not None
     assert default.max_attempts < 500
-    assert default.noise_multiplier < promise.noise_multiplier
+    assert default.noise_multiplier < mechanism.noise_multiplier
 
 
 def test_a_budget_below_the_cost_of_selection_is_refused():
@@ -307,7 +309,7 @@ def test_a_budget_below_the_cost_of_selection_is_refused():
 
 def test_the_ablation_scales_globally():
     settings = settings_from({"method": "dpsur", "scaling": "global", "scaling_bound": 3.0, "noise_multiplier": 2.0})
-    promise = planned_mechanism(settings, dataset_size=1437)
-    assert isinstance(promise, DpsurMechanism)
-    assert promise.scaling == GlobalScaling(max_grad_norm=1.0, bound=3.0)
-    assert promise == DpsurMechanism.from_dict(promise.to_dict())
+    mechanism = planned_mechanism(settings, dataset_size=1437)
+    assert isinstance(mechanism, DpsurMechanism)
+    assert mechanism.scaling == GlobalScaling(max_grad_norm=1.0, bound=3.0)
+    assert mechanism == DpsurMechanism.from_dict(mechanism.to_dict())

@@ -71,7 +71,7 @@ def digits() -> DataSplits:
     return load("digits")
 
 
-def promise(settings: TrainSettings) -> dict[str, Any]:
+def planned(settings: TrainSettings) -> dict[str, Any]:
     return planned_mechanism(settings, dataset_size=1437).to_dict()
 
 
@@ -89,12 +89,12 @@ def test_all_settings_are_tried():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_setting_is_refused_or_has_an_effect(method, digits, tmp_path):
     base = settings_from({"method": method, **BASE[method]})
-    plain = promise(base), weights(base, digits, tmp_path / "base")
+    plain = planned(base), weights(base, digits, tmp_path / "base")
     idle = []
     for name, value in CHANGES.items():
         try:
             changed = settings_from({"method": method, **BASE[method], name: value})
-            if changed == base or promise(changed) != plain[0]:
+            if changed == base or planned(changed) != plain[0]:
                 continue
             outcome = weights(changed, digits, tmp_path / name)
         except InputError:
@@ -119,7 +119,7 @@ def test_an_option_is_refused_or_has_an_effect(method, name):
         assert method_of(method).target(replace(base, noise_multiplier=None)) == 3.0
         assert method_of(method).target(replace(changed, noise_multiplier=None)) is None
         return
-    assert promise(changed) != promise(base)
+    assert planned(changed) != planned(base)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_has_no_effect_is_refused_with_the_reason(given, message):
 
 def test_what_has_an_effect_is_not_refused():
     settings = {"gate": "coin", "noise_multiplier": 2.0}
-    assert promise(settings_from({**settings, "beta": 1.0})) != promise(settings_from(settings))
+    assert planned(settings_from({**settings, "beta": 1.0})) != planned(settings_from(settings))
     assert settings_from({"method": "dpsr-cg-paper", "dataset": "mnist", "epsilon": 1.0}).noise_multiplier == 2.5
     options = {"batches": "balls-in-bins", "strategy": "blt", "buffers": 2, "samples": 1000}
     assert settings_from({"method": "matrix", "options": options}).options["buffers"] == 2

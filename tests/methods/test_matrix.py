@@ -73,15 +73,15 @@ def test_runs_whose_events_do_not_compose_are_added(digits, tmp_path):
         Training(settings=quick(batches), splits=digits).start(tmp_path / name)
         contents.append(read_ledger(Path(tmp_path / name / "public" / "ledger.jsonl")))
     joint = joint_spending(contents)
-    promises = [mechanism_from_dict(each.header.mechanism) for each in contents]
-    apart = [promise.epsilon_after(12, delta=5e-4, accountant="pld") for promise in promises]
+    mechanisms = [mechanism_from_dict(each.header.mechanism) for each in contents]
+    apart = [mechanism.epsilon_after(12, delta=5e-4, accountant="pld") for mechanism in mechanisms]
     assert joint.epsilon == pytest.approx(sum(apart))
 
 
 def test_the_noise_that_training_sees_has_the_promised_covariance():
     """On data without gradients (all inputs zero, a frozen bias) the update is the noise alone."""
     diagonals = (1.0, 0.6, 0.3)
-    promise = MatrixMechanism(
+    mechanism = MatrixMechanism(
         strategy=BandedToeplitz(diagonals),
         batches="cyclic-poisson",
         groups=3,
@@ -95,7 +95,7 @@ def test_the_noise_that_training_sees_has_the_promised_covariance():
     data = TensorDataset(torch.zeros(60, 200), torch.zeros(60, dtype=torch.long))
     engine = PrivacyEngine(seed=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    engine.make_private_by(promise, module=model, optimizer=optimizer, data_loader=data)
+    engine.make_private_by(mechanism, module=model, optimizer=optimizer, data_loader=data)
     weights = [model.weight.detach().clone()]
     for _ in engine.releases(F.cross_entropy):
         weights.append(model.weight.detach().clone())
@@ -111,14 +111,14 @@ def test_the_noise_that_training_sees_has_the_promised_covariance():
 
 
 def test_steps_that_a_crash_took_are_skipped_and_never_made_again():
-    promise = planned_mechanism(quick("cyclic-poisson", batch_size=20), dataset_size=90)
+    mechanism = planned_mechanism(quick("cyclic-poisson", batch_size=20), dataset_size=90)
     data = TensorDataset(torch.randn(90, 5), torch.arange(90) % 3)
 
     def engine() -> PrivacyEngine:
         model = nn.Linear(5, 3)
         fresh = PrivacyEngine()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        fresh.make_private_by(promise, module=model, optimizer=optimizer, data_loader=data)
+        fresh.make_private_by(mechanism, module=model, optimizer=optimizer, data_loader=data)
         return fresh
 
     crashed, resumed = engine(), engine()
@@ -133,14 +133,14 @@ def test_steps_that_a_crash_took_are_skipped_and_never_made_again():
 
 
 def test_a_second_crash_does_not_skip_what_the_first_one_took_again():
-    promise = planned_mechanism(quick("cyclic-poisson", batch_size=20), dataset_size=90)
+    mechanism = planned_mechanism(quick("cyclic-poisson", batch_size=20), dataset_size=90)
     data = TensorDataset(torch.randn(90, 5), torch.arange(90) % 3)
     engines = []
     for _ in range(3):
         model = nn.Linear(5, 3)
         engines.append(PrivacyEngine())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engines[-1].make_private_by(promise, module=model, optimizer=optimizer, data_loader=data)
+        engines[-1].make_private_by(mechanism, module=model, optimizer=optimizer, data_loader=data)
     first, second, third = engines
     assert next(first.releases(F.cross_entropy)) == 1
     second.load_state_dict(first.state_dict(), lost=2)
@@ -171,29 +171,29 @@ def test_more_bands_than_batches_in_an_epoch_are_refused():
 
 
 def test_a_strategy_that_its_sampling_has_no_proof_for_is_refused_in_a_ledger_too():
-    promise = planned_mechanism(quick("cyclic-poisson"), dataset_size=1437)
+    mechanism = planned_mechanism(quick("cyclic-poisson"), dataset_size=1437)
     with pytest.raises(InputError, match="groups=2"):
-        mechanism_from_dict({**promise.to_dict(), "groups": 2})
+        mechanism_from_dict({**mechanism.to_dict(), "groups": 2})
     with pytest.raises(InputError, match="certificate=None"):
-        mechanism_from_dict({**promise.to_dict(), "batches": "balls-in-bins"})
+        mechanism_from_dict({**mechanism.to_dict(), "batches": "balls-in-bins"})
 
 
 def test_calibration_meets_the_budget_and_picks_the_bands_with_the_least_error():
     settings = settings_from({"method": "matrix", "dataset": "mnist", "epsilon": 3.0})
-    promise = planned_mechanism(settings, dataset_size=60000)
-    assert isinstance(promise, MatrixMechanism)
-    assert 2.9 < promise.epsilon_after(promise.releases, delta=1e-5, accountant="pld") <= 3.0
-    assert promise.strategy.bands is not None
-    assert promise.strategy.bands > 1
-    assert promise.epsilon_after(100, delta=1e-5, accountant="pld") < 1.5
+    mechanism = planned_mechanism(settings, dataset_size=60000)
+    assert isinstance(mechanism, MatrixMechanism)
+    assert 2.9 < mechanism.epsilon_after(mechanism.releases, delta=1e-5, accountant="pld") <= 3.0
+    assert mechanism.strategy.bands is not None
+    assert mechanism.strategy.bands > 1
+    assert mechanism.epsilon_after(100, delta=1e-5, accountant="pld") < 1.5
 
 
-def error(promise: Mechanism, settings: TrainSettings) -> float:
+def error(mechanism: Mechanism, settings: TrainSettings) -> float:
     """Root mean squared error of the iterates that all of the noise makes."""
-    assert isinstance(promise, MatrixMechanism)
+    assert isinstance(mechanism, MatrixMechanism)
     workload = momentum_workload(settings.releases, settings.momentum)
-    scale = promise.noise_multiplier * promise.strategy.column_norm(settings.releases)
-    return scale * promise.strategy.error(workload).mean
+    scale = mechanism.noise_multiplier * mechanism.strategy.column_norm(settings.releases)
+    return scale * mechanism.strategy.error(workload).mean
 
 
 def poisson(*, epsilon: float = 1.0, **options: Any) -> TrainSettings:
@@ -204,18 +204,18 @@ def poisson(*, epsilon: float = 1.0, **options: Any) -> TrainSettings:
 def test_conditional_composition_is_never_worse_than_plain_dp_sgd_unless_it_is_told_to_be(monkeypatch):
     monkeypatch.setattr(matrix_plan, "_MOST_BANDS", 4)  # saves time
     settings = poisson()
-    promise = planned_mechanism(settings, dataset_size=60000)
-    assert promise.epsilon_after(100, delta=1e-5, accountant="pld") <= 1.0
+    mechanism = planned_mechanism(settings, dataset_size=60000)
+    assert mechanism.epsilon_after(100, delta=1e-5, accountant="pld") <= 1.0
     plain = settings_from(
         {"method": "dpsgd", "dataset": "mnist", "epsilon": 1.0, "releases": 100, "batch_size": settings.batch_size}
     )
     independent = planned_mechanism(plain, dataset_size=60000)
     assert isinstance(independent, SelectiveRelease)
     plain_error = independent.noise_multiplier * identity().error(momentum_workload(100, settings.momentum)).mean
-    assert error(promise, settings) <= 1.003 * plain_error
+    assert error(mechanism, settings) <= 1.003 * plain_error
     # Two bands are much worse here, so the choice mattered; and one band is announced for what it is.
     assert error(planned_mechanism(poisson(bands=2), dataset_size=60000), settings) > 1.3 * plain_error
-    assert "as in plain DP-SGD" in dict(promise.summary)["strategy"]
+    assert "as in plain DP-SGD" in dict(mechanism.summary)["strategy"]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.99])
@@ -230,8 +230,8 @@ def test_conditional_composition_is_never_worse_than_plain_dp_sgd_unless_it_is_t
 def test_buffered_strategies_are_planned_with_any_momentum(options, overrides, momentum):
     given: dict[str, Any] = {"method": "matrix", "delta": 1e-3, "momentum": momentum, "seed": 1, **overrides}
     settings = settings_from({**given, "options": {**options, "strategy": "blt"}})
-    promise = planned_mechanism(settings, dataset_size=1437)
-    assert promise.epsilon_after(promise.releases, delta=1e-3, accountant="pld") <= 2.0
+    mechanism = planned_mechanism(settings, dataset_size=1437)
+    assert mechanism.epsilon_after(mechanism.releases, delta=1e-3, accountant="pld") <= 2.0
 
 
 def test_balls_in_bins_need_an_epoch():
@@ -242,10 +242,10 @@ def test_balls_in_bins_need_an_epoch():
 
 def test_a_forged_certificate_does_not_hold():
     settings = quick("balls-in-bins")
-    promise = planned_mechanism(settings, dataset_size=1437)
-    described = promise.to_dict()
-    honest = promise.epsilon_after(12, delta=1e-3, accountant="pld")
-    [figure] = promise.report(delta=1e-3)
+    mechanism = planned_mechanism(settings, dataset_size=1437)
+    described = mechanism.to_dict()
+    honest = mechanism.epsilon_after(12, delta=1e-3, accountant="pld")
+    [figure] = mechanism.report(delta=1e-3)
     assert figure.meaning.startswith("proved, by Monte Carlo")
     assert honest == described["certificate"]["epsilon"]
     described["certificate"] = {**described["certificate"], "epsilon": honest / 3}

@@ -1,4 +1,4 @@
-"""What holds for every method: it trains, resumes to the same bytes, is on record, and is honest about its proof."""
+"""What holds for every method: it trains, resumes to the same bytes, is logged, and is honest about its proof."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def test_an_interrupted_run_ends_like_one_that_was_not(method, digits, tmp_path)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_proof_that_is_advertised_is_the_one_that_there_is(method):
-    promise = planned_mechanism(quick(method), dataset_size=1437)
-    guaranteed = [figure for figure in promise.report(delta=1e-5) if figure.guaranteed]
-    assert bool(guaranteed) == promise.provable == method_of(method).proves.startswith("epsilon")
-    assert bool(promise.unproved_because) != promise.provable
-    epsilons = [promise.epsilon_after(4, delta=1e-5, accountant=name) for name in promise.accountants if guaranteed]
+    mechanism = planned_mechanism(quick(method), dataset_size=1437)
+    guaranteed = [figure for figure in mechanism.report(delta=1e-5) if figure.guaranteed]
+    assert bool(guaranteed) == mechanism.provable == method_of(method).proves.startswith("epsilon")
+    assert bool(mechanism.unproved_because) != mechanism.provable
+    epsilons = [mechanism.epsilon_after(4, delta=1e-5, accountant=name) for name in mechanism.accountants if guaranteed]
     assert all(0 < epsilon < float("inf") for epsilon in epsilons)
 
 

@@ -68,13 +68,13 @@ def settings(method: str, options: dict[str, Any], **overrides: Any) -> TrainSet
     return settings_from({**given, **overrides})
 
 
-def make_three_releases(promise: Mechanism) -> bool:
+def make_three_releases(mechanism: Mechanism) -> bool:
     """Whether the weights are still numbers."""
     model = nn.Linear(5, 3)
     engine = PrivacyEngine(seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(RECORDS, 5), torch.arange(RECORDS) % 3)
-    engine.make_private_by(promise, module=model, optimizer=optimizer, data_loader=data)
+    engine.make_private_by(mechanism, module=model, optimizer=optimizer, data_loader=data)
     for release in engine.releases(F.cross_entropy):
         if release == 3:
             break
@@ -88,13 +88,15 @@ def test_an_absurd_value_gives_a_plan_that_works_or_a_sentence(method, option, o
         for value in ABSURD:
             began = time.process_time()
             try:
-                promise = planned_mechanism(settings(method, {**others, option: value}, **given), dataset_size=RECORDS)
+                mechanism = planned_mechanism(
+                    settings(method, {**others, option: value}, **given), dataset_size=RECORDS
+                )
             except InputError:
                 continue
-            figures = promise.report(delta=1e-3)
+            figures = mechanism.report(delta=1e-3)
             assert all(figure.value > 0 for figure in figures), (option, value)
-            assert promise.summary
-            assert make_three_releases(promise), (option, value)
+            assert mechanism.summary
+            assert make_three_releases(mechanism), (option, value)
             assert time.process_time() - began < 10
 
 
@@ -106,10 +108,10 @@ def test_absurd_budgets_of_correlated_noise_give_a_plan_or_a_sentence(name, batc
         options["samples"] = 1000
     for value in (1e-300, 5e-324, 1e-10, 1 - 2.0**-53, 1e10, 1e300, 10**9):
         try:
-            promise = planned_mechanism(settings("matrix", options, **{name: value}), dataset_size=RECORDS)
+            mechanism = planned_mechanism(settings("matrix", options, **{name: value}), dataset_size=RECORDS)
         except InputError:
             continue
-        figures = promise.report(delta=0.5)
+        figures = mechanism.report(delta=0.5)
         assert all(figure.value >= 0 for figure in figures), value
 
 
@@ -189,11 +191,11 @@ def test_the_accountants_that_settings_allow_are_those_of_the_promise(method):
                 method=method, scaling="clip", releases=12, options=options, accountant=accountant, delta=1e-3, **given
             )
             try:
-                promise = planned_mechanism(chosen, dataset_size=1437)
+                mechanism = planned_mechanism(chosen, dataset_size=1437)
             except InputError:
-                promise = METHODS[method].plan(chosen, 1437)
-                assert accountant not in promise.accountants
+                mechanism = METHODS[method].plan(chosen, 1437)
+                assert accountant not in mechanism.accountants
                 with pytest.raises(InputError, match="is not allowed"):
-                    promise.epsilon_after(12, delta=1e-3, accountant=accountant)
+                    mechanism.epsilon_after(12, delta=1e-3, accountant=accountant)
             else:
-                assert not promise.provable or accountant in promise.accountants
+                assert not mechanism.provable or accountant in mechanism.accountants

@@ -190,7 +190,7 @@ def test_names_from_the_ledger_cannot_inject_markup(make_run):
     with Ledger.open(folder.ledger_path) as ledger:
         ledger.append_published("<script>alert(1)</script>|x", sha256="ab" * 32)
     certificate = build_certificate(folder)
-    assert "<script>" not in html_page(certificate, picture="<svg></svg>")
+    assert "<script>" not in html_page(certificate, plot="<svg></svg>")
     assert "<script>" not in markdown_page(certificate).replace("\\<script\\>", "")
 
 

@@ -138,7 +138,7 @@ test_damaged_bytes, test_damaged_bytes_many = both(check_damaged_bytes, edits=ED
 
 
 def check_reopening_damaged_bytes(edits: list[tuple[str, int, bytes]]) -> None:
-    """Opening for more either mends the file without losing a count, or leaves it alone."""
+    """Opening for more either repairs the file without losing a count, or leaves it alone."""
     content = edited(good_ledger(), edits)
     with folder() as place:
         path = place / "ledger.jsonl"
@@ -309,4 +309,4 @@ test_damaged_checkpoints, test_damaged_checkpoints_many = both(
 def test_pages_can_be_made_of_every_good_certificate() -> None:
     certificate = json.loads(good_run()[1])
     assert markdown_page(certificate)
-    assert html_page(certificate, picture="<svg></svg>")
+    assert html_page(certificate, plot="<svg></svg>")

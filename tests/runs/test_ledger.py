@@ -106,7 +106,7 @@ def test_power_loss_at_any_byte_never_loses_a_release(tmp_path, monkeypatch):
 def test_a_torn_header_is_an_error(path, length):
     whole = make_ledger(path).read_bytes()
     path.write_bytes(whole[: min(length, len(whole) - 1)])
-    with pytest.raises(DataError, match="no release was ever recorded"):
+    with pytest.raises(DataError, match="no release was ever logged"):
         read_ledger(path)
 
 
@@ -118,7 +118,7 @@ def test_null_bytes_left_by_power_loss_count_as_one_release(path):
 
 
 def test_recovery_is_atomic(path, monkeypatch):
-    """A crash while a torn line is mended leaves the torn file, whose count is the same."""
+    """A crash while a torn line is repaired leaves the torn file, whose count is the same."""
     make_ledger(path, 2)
     path.write_bytes(path.read_bytes()[:-5])
     before = path.read_bytes()
@@ -140,7 +140,7 @@ def test_recovery_is_atomic(path, monkeypatch):
 
 
 def test_a_line_torn_after_the_last_release_costs_nothing(path):
-    """When the plan is used up, only the record of a published file can have been torn."""
+    """When the plan is used up, only the entry of a published file can have been torn."""
     make_ledger(path, PLAN)
     with path.open("ab") as stream:
         stream.write(b'{"fi')
@@ -190,7 +190,7 @@ def test_damage_is_named_by_its_line(path, change, line, problem):
         ({"kind": "release"}, "lacks number"),
         ({"kind": "refund", "number": 3}, "kind='refund'"),
         ({"kind": "published", "file": "x", "sha256": "short"}, "64 hex digits"),
-        ({"kind": "published", "file": "", "sha256": "ab" * 32}, "must be a text"),
+        ({"kind": "published", "file": "", "sha256": "ab" * 32}, "must be a string"),
         ({"kind": "header", "format": 1}, "first line and nowhere else"),
     ],
 )
@@ -244,7 +244,7 @@ def test_numbers_have_to_follow_and_the_plan_is_a_limit(path):
                 ledger.append_release(wrong)
         for number in range(1, PLAN + 1):
             ledger.append_release(number)
-        with pytest.raises(InputError, match=f"has {PLAN} releases, all on record"):
+        with pytest.raises(InputError, match=f"has {PLAN} releases, all logged"):
             ledger.append_release(PLAN + 1)
     assert read_ledger(path).spent == PLAN
 
@@ -319,7 +319,7 @@ def test_ctrl_c_in_the_middle_leaves_a_ledger_that_writes_no_more(path, monkeypa
 
 
 def test_ctrl_c_just_after_the_record_leaves_a_ledger_that_writes_no_more(path):
-    """The record is on the disk and the object does not know yet: going on would break the chain."""
+    """The entry is on the disk and the object does not know yet: continuing would break the chain."""
     ledger = Ledger.open(make_ledger(path, 1))
     lines, first = inspect.getsourcelines(Ledger._append)
     (offset,) = [index for index, line in enumerate(lines) if "self._spent, self._head" in line]
@@ -380,11 +380,11 @@ def test_resuming_with_fresh_noise_pays_again(path):
         before_release(4)
         assert ledger.spent == 5
         before_release(5)
-        with pytest.raises(InputError, match="all on record"):
+        with pytest.raises(InputError, match="all logged"):
             before_release(6)
 
 
-def test_resuming_with_the_same_noise_repeats_what_is_on_record(path):
+def test_resuming_with_the_same_noise_repeats_what_is_logged(path):
     make_ledger(path, 3)
     with Ledger.open(path) as ledger:
         before_release = ledger.resume(applied=1, repeats_noise=True)
@@ -399,7 +399,7 @@ def test_a_checkpoint_ahead_of_the_ledger_is_refused(path):
     """Somebody cut whole lines off the ledger: the chain is fine, the checkpoint knows better."""
     make_ledger(path, 3)
     rewritten(path, lambda lines: lines[:-1])
-    with Ledger.open(path) as ledger, pytest.raises(DataError, match="records were removed"):
+    with Ledger.open(path) as ledger, pytest.raises(DataError, match="entries were removed"):
         ledger.resume(applied=3, repeats_noise=False)
 
 

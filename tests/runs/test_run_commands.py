@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_the_old_certificate(make_run, run, monkeypatch):
     assert {path: path.read_bytes() for path in folder.public.iterdir()} == before
 
 
-def test_private_pictures_stay_private(make_run, run):
+def test_private_plots_stay_private(make_run, run):
     folder = make_run()
     before = sorted(folder.public.iterdir())
     code, out, _ = run("private", folder.path)
@@ -195,7 +195,7 @@ def test_private_pictures_stay_private(make_run, run):
     assert json.loads(run("private", folder.path, "--json")[1])["releases"] == 8
 
 
-def test_private_pictures_need_a_trace(make_run, run):
+def test_private_plots_need_a_trace(make_run, run):
     folder = make_run(made=0)
     code, _, err = run("private", folder.path)
     assert (code, "cannot read" in err) == (2, True)

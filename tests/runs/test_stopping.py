@@ -19,7 +19,7 @@ from sluice.runs.certificate import build_certificate, read_certificate, schema,
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 from sluice.runs.pages import html_page, markdown_page
-from sluice.runs.plots import epsilon_picture
+from sluice.runs.plots import epsilon_plot
 from sluice.runs.privacy_spent import epsilon_over_releases, mechanism_of, spending
 from sluice.runs.public_files import Evaluation, read_evaluations
 from sluice.runs.verify import verify_run, verify_together
@@ -68,13 +68,13 @@ def test_the_curve_over_releases_ends_with_what_the_run_costs(make_run):
     assert curve[-1] == spending(contents).epsilon > curve[2]
 
 
-def test_the_picture_quotes_the_whole_plan(make_run, monkeypatch):
+def test_the_plot_quotes_the_whole_plan(make_run, monkeypatch):
     from matplotlib.axes import Axes
 
     written: list[str] = []
     monkeypatch.setattr(Axes, "annotate", lambda self, text, *args, **options: written.append(text))
     contents = read_ledger(make_run(made=3).ledger_path)
-    epsilon_picture(contents)
+    epsilon_plot(contents)
     assert written == [f"{math.ceil(spending(contents).epsilon * 1e4) / 1e4:.4g}"]
 
 
@@ -114,7 +114,7 @@ def test_schema_and_pages_say_what_epsilon_covers(make_run):
     described = schema("certificate")["properties"]["privacy"]["properties"]["epsilon"]["description"]
     assert "all planned updates" in described
     certificate = build_certificate(make_run(made=3))
-    assert "It covers" in html_page(certificate, picture="<svg></svg>")
+    assert "It covers" in html_page(certificate, plot="<svg></svg>")
     assert json.loads(json.dumps(certificate)) == certificate
 
 

@@ -237,7 +237,7 @@ def selective(rule: ScalingRule, gate: ClippingBiasGate | None) -> SelectiveRele
     )
 
 
-PROMISES: dict[str, Mechanism] = {
+MECHANISMS: dict[str, Mechanism] = {
     "dpsur": DpsurMechanism(
         sample_rate=0.5,
         expected_batch_size=float(SIZE),
@@ -291,12 +291,12 @@ PROMISES: dict[str, Mechanism] = {
 }
 
 
-def release_once(promise: Mechanism, model: str, neighbours: Neighbours, *, with_z: bool) -> None:
+def release_once(mechanism: Mechanism, model: str, neighbours: Neighbours, *, with_z: bool) -> None:
     module = built(model)
     engine = PrivacyEngine(seed=0)
     engine.noise = Everybody(len(neighbours.y), with_z=with_z)
     engine.make_private_by(
-        promise,
+        mechanism,
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
         data_loader=neighbours.data(with_z=with_z),
@@ -331,13 +331,13 @@ def loop_once(mechanism: SelectiveRelease, model: str, neighbours: Neighbours, *
 Once = Callable[..., None]
 
 
-def measured(once: Once, promise: Mechanism, model: str, neighbours: Neighbours, entries: list[Entry]) -> None:
+def measured(once: Once, mechanism: Mechanism, model: str, neighbours: Neighbours, entries: list[Entry]) -> None:
     found = []
     for with_z in (False, True):
         entries.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of gradients that are not finite
-            once(promise, model, neighbours, with_z=with_z)
+            once(mechanism, model, neighbours, with_z=with_z)
         found.append(list(entries))
     compare(*found)
 
@@ -366,18 +366,18 @@ def test_other_scaling_rules(once, rule, entries):
             measured(once, selective(rule, None), "deep", pair(kind, z), entries)
 
 
-@pytest.mark.parametrize("method", PROMISES)
+@pytest.mark.parametrize("method", MECHANISMS)
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_methods(method, kind, entries):
     for z in ADDED:
-        measured(release_once, PROMISES[method], "deep", pair(kind, z), entries)
+        measured(release_once, MECHANISMS[method], "deep", pair(kind, z), entries)
 
 
 def test_losses_in_a_selection_can_only_rise(entries):
     """DPAGD's selection is monotone: that is what its smaller noise needs."""
     neighbours = pair("random", "large")
     for with_z in (False, True):
-        release_once(PROMISES["dpagd"], "deep", neighbours, with_z=with_z)
+        release_once(MECHANISMS["dpagd"], "deep", neighbours, with_z=with_z)
     sums = [float(entry.raw[0]) for entry in entries if entry.sensitivity == LOSS_PARTS]
     before, after = sums[:3], sums[3:]
     assert all(0 <= b - a <= LOSS_PARTS for a, b in zip(before, after, strict=True))
@@ -432,5 +432,5 @@ def test_ten_thousand_records(once, gated, kind, entries):
     for z in ADDED:
         neighbours = pair(kind, z, 10_000)
         gate = gate_for("deep", neighbours) if gated else None
-        promise = replace(selective(Clip(max_grad_norm=CLIP), gate), expected_batch_size=10_000.0)
-        measured(once, promise, "deep", neighbours, entries)
+        mechanism = replace(selective(Clip(max_grad_norm=CLIP), gate), expected_batch_size=10_000.0)
+        measured(once, mechanism, "deep", neighbours, entries)

@@ -332,7 +332,7 @@ def test_a_step_before_backward_is_refused():
 def test_other_data_than_the_batch_is_refused():
     run = Run()
     x, _ = next(iter(run.loader))
-    with pytest.raises(InputError, match="another number of records"):
+    with pytest.raises(InputError, match="another number of samples"):
         run.model(x[:-1])
 
 
@@ -555,7 +555,7 @@ def test_a_library_run_survives_a_restart_with_its_ledger(tmp_path, seed):
     second.fast()
     contents = read_ledger(tmp_path / "ledger.jsonl")
     assert contents.spent == 10
-    # Seeded noise repeats, so releases 5 and 6 are the ones on record. Fresh noise makes them new: two are lost.
+    # Seeded noise repeats, so releases 5 and 6 are the logged ones. Fresh noise makes them new: two are lost.
     assert second.engine.released == (10 if seed == 3 else 8)
     assert spending(contents).epsilon == pytest.approx(second.engine.get_epsilon(1e-5))
     if seed == 3:

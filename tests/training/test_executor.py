@@ -53,7 +53,7 @@ SELECTIVE = SelectiveRelease(
     releases=RELEASES,
     gate=GATE,
 )
-PROMISES: dict[str, Mechanism] = {
+MECHANISMS: dict[str, Mechanism] = {
     "dpsr-cg": SELECTIVE,
     "dpsgd": SelectiveRelease(
         sample_rate=0.5, expected_batch_size=20.0, scaling=Clip(), noise_multiplier=2.0, releases=RELEASES
@@ -106,7 +106,7 @@ PROMISES: dict[str, Mechanism] = {
 class Run:
     """A small run with secure noise, momentum, and a note of every release that was logged."""
 
-    def __init__(self, promise: Mechanism) -> None:
+    def __init__(self, mechanism: Mechanism) -> None:
         generator = torch.Generator().manual_seed(0)
         x, y = torch.randn(SIZE, 4, generator=generator), torch.arange(SIZE) % 3
         self.model = nn.Linear(4, 3)
@@ -114,13 +114,13 @@ class Run:
         self.logged: list[int] = []
         self.engine = PrivacyEngine()
         self.engine.make_private_by(
-            promise,
+            mechanism,
             module=self.model,
             optimizer=self.optimizer,
             data_loader=TensorDataset(x, y),
             before_release=self.logged.append,
         )
-        self.procedure: Any = self.engine._procedure
+        self.executor: Any = self.engine._procedure
 
     def release(self) -> None:
         next(self.engine.releases(F.cross_entropy))
@@ -206,14 +206,14 @@ def crash() -> None:
 
 
 @pytest.mark.parametrize("strike", [control_c, crash])
-@pytest.mark.parametrize("method", PROMISES)
+@pytest.mark.parametrize("method", MECHANISMS)
 def test_a_release_can_be_interrupted_at_every_line(method, strike):
     """Either nothing has changed, or the release is charged; and what goes by turns stays in step."""
     interrupted = refused = 0
-    first = Run(PROMISES[method])
+    first = Run(MECHANISMS[method])
     first.release()
     for line in lines_of(first.release):
-        run = Run(PROMISES[method])
+        run = Run(MECHANISMS[method])
         run.release()
         before, logged = run.state(), len(run.logged)
         turns = watch_turns(run)
@@ -221,9 +221,9 @@ def test_a_release_can_be_interrupted_at_every_line(method, strike):
             at_line(line, strike, run.release)
         except (KeyboardInterrupt, MemoryError):
             interrupted += 1
-        procedure = run.procedure
-        assert procedure.spent >= len(run.logged)
-        if procedure.spent == logged:
+        executor = run.executor
+        assert executor.spent >= len(run.logged)
+        if executor.spent == logged:
             assert same(run.state(), before)
         try:
             list(run.engine.releases(F.cross_entropy))
@@ -233,8 +233,8 @@ def test_a_release_can_be_interrupted_at_every_line(method, strike):
                 raise  # a signal waits until the release is applied
             run.engine.load_state_dict(before_with_noise(run, before))
             list(run.engine.releases(F.cross_entropy))
-        assert procedure.done
-        assert procedure.released + procedure.lost == procedure.spent >= len(run.logged)
+        assert executor.done
+        assert executor.released + executor.lost == executor.spent >= len(run.logged)
         assert turns() is None or len(turns()) == len(set(turns()))
     assert interrupted > 3
     assert (refused > 0) == (strike is crash)
@@ -246,26 +246,26 @@ def before_with_noise(run: Run, state: dict[str, Any]) -> dict[str, Any]:
 
 def watch_turns(run: Run) -> Callable[[], list[int] | None]:
     """For correlated noise: the steps whose sums were released; each must be on the batch of its own turn."""
-    procedure = run.procedure
-    if not isinstance(procedure, CorrelatedSteps):
+    executor = run.executor
+    if not isinstance(executor, CorrelatedSteps):
         return lambda: None
     released: list[int] = []
     drawn: list[int] = []
-    draw, release = procedure._sampler.batch_of, procedure._release.release
+    draw, release = executor._sampler.batch_of, executor._release.release
 
     def batch_of(step: int) -> Tensor:
         drawn.append(step)
         return draw(step)
 
     def released_row(raw_sum: Any, **options: Any) -> Any:
-        row = procedure._release.position
+        row = executor._release.position
         result = release(raw_sum, **options)
         assert row == drawn[-1], "the row of noise is that of the batch"
         released.append(row)
         return result
 
-    procedure._sampler.batch_of = batch_of
-    procedure._release.release = released_row
+    executor._sampler.batch_of = batch_of
+    executor._release.release = released_row
     return lambda: released
 
 
@@ -277,12 +277,12 @@ def test_a_release_that_could_not_be_logged_is_lost_and_its_turn_is_skipped():
     def fail(number: int) -> None:
         raise OSError("disk full")
 
-    log = run.procedure.context.before_release
-    object.__setattr__(run.procedure.context, "before_release", fail)
+    log = run.executor.context.before_release
+    object.__setattr__(run.executor.context, "before_release", fail)
     with pytest.raises(OSError, match="disk full"):
         run.release()
-    object.__setattr__(run.procedure.context, "before_release", log)
-    assert (run.procedure.released, run.procedure.lost) == (1, 1)
+    object.__setattr__(run.executor.context, "before_release", log)
+    assert (run.executor.released, run.executor.lost) == (1, 1)
     list(run.engine.releases(F.cross_entropy))
     assert turns() == [2]
     assert run.engine.released == RELEASES - 1
@@ -339,15 +339,15 @@ def test_the_ordinary_loop_can_be_interrupted_at_every_line_of_a_step(strike):
             at_line(line, strike, loop)
         except (KeyboardInterrupt, MemoryError):
             interrupted += 1
-        procedure: Any = engine._procedure
-        assert procedure.spent >= len(logged)
+        executor: Any = engine._procedure
+        assert executor.spent >= len(logged)
         try:
             loop()
         except InputError as error:
             if "checkpoint" not in str(error) or strike is not crash:
                 raise
         else:
-            assert procedure.done
+            assert executor.done
         finally:
             engine.close()
     assert interrupted > 20
@@ -355,10 +355,10 @@ def test_the_ordinary_loop_can_be_interrupted_at_every_line_of_a_step(strike):
 
 def test_attempts_that_were_interrupted_do_not_count_towards_the_cap(monkeypatch):
     run = Run(SELECTIVE)
-    procedure = run.procedure
-    procedure.begin()
-    procedure.begin()
-    assert procedure._attempts_used == 0
+    executor = run.executor
+    executor.begin()
+    executor.begin()
+    assert executor._attempts_used == 0
 
 
 def test_holds_may_overlap():

@@ -39,7 +39,7 @@ class ConditionalEpsilon:
     Attributes:
         epsilon: at ``delta``, which includes ``tail_probability``.
         delta: at which.
-        tail_probability: the part of delta that pays for coins beyond their bounds; 0 where rows are independent.
+        tail_probability: the part of delta that is charged for coins beyond their bounds; 0 where rows are independent.
         participation_bounds: the bound on the coin of the step d + 1 rows back, for each such row that still shows.
     """
 
@@ -66,7 +66,7 @@ def conditional_epsilon(
         sample_rate: of :class:`sluice.randomness.sampling.PoissonSampler`, the same at every step.
         noise_multiplier: standard deviation of z over ``max_grad_norm * strategy.column_norm(steps)``.
         delta: at which.
-        tail_share: which part of delta pays for the coins; any choice is sound.
+        tail_share: which part of delta is charged for the coins; any choice is sound.
 
     Guarantee:
         An upper bound under adding or removing one record, for gradients chosen adaptively (docs/matrix.md,

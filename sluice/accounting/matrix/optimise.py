@@ -170,7 +170,7 @@ def require_buffers(buffers: int) -> None:
     """Refuse a number of buffers that no search is made for."""
     validate.positive_integer(buffers=buffers)
     if buffers > MAX_BUFFERS:
-        raise InputError(f"buffers={buffers} is not allowed: it must be at most {MAX_BUFFERS}; more bring nothing.")
+        raise InputError(f"buffers={buffers} is not allowed: it must be at most {MAX_BUFFERS}; more do not help.")
 
 
 def _check(workload: Workload, *, objective: str, participations: int, separation: int) -> None:

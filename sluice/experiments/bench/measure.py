@@ -1,4 +1,4 @@
-"""Timing by turns, and peak memory in processes of their own."""
+"""Interleaved timing, and peak memory in processes of their own."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _combination(
     for method in METHODS:
         try:
             if method.startswith("opacus"):
-                _refuse_hopeless([r for r in smaller if r.method == method], batch, threads)
+                _refuse_too_slow([r for r in smaller if r.method == method], batch, threads)
             step = make_step(method, scenario, net, batch)
             first = timed(step)
         except Skipped as reason:
@@ -132,7 +132,7 @@ def _combination(
     ]
 
 
-def _refuse_hopeless(smaller: Sequence[Measurement], batch: int, threads: int) -> None:
+def _refuse_too_slow(smaller: Sequence[Measurement], batch: int, threads: int) -> None:
     """Time and memory grow at least in proportion to the batch where no smaller one was too much already."""
     for result in smaller:
         growth = batch / result.batch

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice._base.storage import write_atomically
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell
-from sluice.experiments.tables.accuracy_picture import accuracy_table_png
+from sluice.experiments.tables.accuracy_plot import accuracy_table_png
 from sluice.experiments.tables.accuracy_results import stored_result
 from sluice.experiments.tables.accuracy_table import Line
 from sluice.experiments.tables.accuracy_texts import as_csv, markdown
@@ -42,7 +42,7 @@ def take_stock(plan: Plan, results: Path) -> Stock:
 def write_table(lines: Sequence[Line], output: Path) -> dict[str, Path]:
     """Write ``output`` with the endings .md, .csv and .png, each as a whole or not at all."""
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in ("md", "csv", "png")}
-    write_atomically(paths["md"], markdown(lines, picture=paths["png"].name).encode("utf-8"), public=True)
+    write_atomically(paths["md"], markdown(lines, plot=paths["png"].name).encode("utf-8"), public=True)
     write_atomically(paths["csv"], as_csv(lines).encode("utf-8"), public=True)
     write_atomically(paths["png"], accuracy_table_png(lines), public=True)
     return paths

@@ -68,7 +68,7 @@ class Outcome:
 
 
 def run_cell(planned: PlannedCell, conditions: Conditions, report: Callable[[Progress], None] | None = None) -> Outcome:
-    """Run a cell, or go on with it where an earlier command left off, and store its result.
+    """Run a cell, or resume it where an earlier command left off, and store its result.
 
     Guarantee:
         None: runs are seeded and results hold wall times. For experiments on public data.
@@ -186,7 +186,7 @@ class _Clock:
         self._write()
 
     def note(self) -> None:
-        """Put the time on record now and then, so that a kill loses seconds of it."""
+        """Write the time down now and then, so that a kill loses seconds of it."""
         if time.monotonic() - self._noted > _SECONDS_BETWEEN_NOTES:
             self._noted = time.monotonic()
             self._write()

@@ -85,13 +85,13 @@ def claims_text(claimed: Sequence[Figure]) -> str:
     return "; ".join(texts)
 
 
-def markdown(lines: Sequence[Line], *, picture: str) -> str:
+def markdown(lines: Sequence[Line], *, plot: str) -> str:
     """The whole table, what its columns mean, and why cells are below the printed ones."""
     parts = ["# Accuracy: ours and printed\n"]
     for dataset, heading, members in blocks(lines):
         parts.append(f"## {block_title(dataset, heading, members)}\n")
         parts.append(_row(COLUMNS) + _row(["---"] * len(COLUMNS)) + "".join(_row(cells_of(line)) for line in members))
-    parts.append(f"![Ours beside the printed numbers]({picture})\n")
+    parts.append(f"![Ours beside the printed numbers]({plot})\n")
     parts.append("## What the columns mean\n")
     parts.append(_WHAT_COLUMNS_MEAN)
     below = below_the_printed(lines)

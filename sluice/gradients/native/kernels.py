@@ -26,8 +26,8 @@ def correlate(
 
     Args:
         image: ``[n, ...]``; ``windows`` and ``places`` count entries from the start of a sample's memory.
-        windows: ``[inputs]``, whole numbers.
-        places: ``[positions]``, whole numbers.
+        windows: ``[inputs]``, integers.
+        places: ``[positions]``, integers.
         maps: ``[n, positions, outputs]``.
         into: ``[n, inputs, outputs]``, where the gradients themselves are wanted; the last two axes contiguous.
         split: the number of inputs whose norms are wanted apart from those of the others, ``[2, n]``.
@@ -78,8 +78,8 @@ def add_rows(rows: Tensor, tokens: Tensor, samples: Tensor, weights: Tensor, *, 
 
     Args:
         rows: ``[k, width]``.
-        tokens: ``[k]``, whole numbers, rows of ``into``.
-        samples: ``[k]``, whole numbers, entries of ``weights``.
+        tokens: ``[k]``, integers, rows of ``into``.
+        samples: ``[k]``, integers, entries of ``weights``.
         weights: ``[n]``.
         into: ``[any, width]``.
     """

@@ -107,7 +107,7 @@ def _refuse_if_not_own(file: Path) -> None:
 
 
 def _works(loaded: ctypes.CDLL) -> bool:
-    """Whether it gives the exact result for small whole numbers; a broken compiler must not change anybody's norms."""
+    """Whether it gives the exact result for small integers; a broken compiler must not change anybody's norms."""
     inputs, outputs = torch.arange(2 * 3 * 7.0).view(2, 3, 7), torch.arange(2 * 3 * 17.0).view(2, 3, 17)
     windows, places = torch.arange(7), torch.arange(3) * 7
     found, squares = torch.empty(2, 7, 17), torch.empty(2)

@@ -74,7 +74,7 @@ class Options:
         refresh_every: steps after which the longest becomes (1 + reach_growth) times the longest of those made since.
         reach_growth: see there.
         loss_clip: a record's loss counts as at most this in the selection.
-        gradient_rate, loss_rate: share of the records that a gradient and a selection look at, drawn anew each time.
+        gradient_rate, loss_rate: share of the records that a gradient and a selection look at, drawn afresh each time.
             Less than 1 saves time and loses accuracy.
     """
 
@@ -160,7 +160,7 @@ class AdaptiveBudget(Mechanism):
 
     @property
     def fewest_measurements(self) -> int:
-        """At least so many are made, unless a crash takes some: the budget covers them on every path.
+        """At least this many are made, unless a crash takes some: the budget covers them on every path.
 
         n measurements of which r raise the gradient's budget cost most if the raises come early: as much as n - r
         gradients at the last budget, ``(1 + gamma)^r`` times the first, and n selections.
@@ -310,7 +310,7 @@ METHOD = Method(
     name="dpagd",
     summary="gradient descent with a private line search and an adaptive budget",
     proves="epsilon (RDP, from zCDP), selection included",
-    promise=AdaptiveBudget,
+    mechanism=AdaptiveBudget,
     plan=plan,
     defaults=defaults,
     options=Options,

@@ -17,7 +17,7 @@ from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Draft, Executor
 
-# Losses are counted in this many parts of the clipping bound, as whole numbers: their sums are exact.
+# Losses are counted in this many parts of the clipping bound, as integers: their sums are exact.
 LOSS_PARTS = 2**30
 
 
@@ -47,45 +47,45 @@ class AdaptiveDescent(Executor[Measurement]):
 
     Guarantee:
         A measurement is ``rho_g + rho_s``-zCDP given all earlier ones, and begins only if its cost still fits into
-        ``promise.rho``. All of it is public but the raw sums, which die where they are made: noisy gradients, chosen
+        ``mechanism.rho``. All of it is public but the raw sums, which die where they are made: noisy gradients, chosen
         steps and budgets. Measurements that a crash took are charged the most that they can have cost.
     """
 
-    def __init__(self, promise: AdaptiveBudget, context: TrainingContext) -> None:
-        super().__init__(releases=promise.releases, context=context)
-        self.promise = promise
+    def __init__(self, mechanism: AdaptiveBudget, context: TrainingContext) -> None:
+        super().__init__(releases=mechanism.releases, context=context)
+        self.mechanism = mechanism
         self.spent_rho = 0.0
-        self.gradient_rho = promise.gradient_rho
-        self.reach = promise.first_reach
+        self.gradient_rho = mechanism.gradient_rho
+        self.reach = mechanism.first_reach
         self._recent_steps: list[float] = []
         self._noisy_gradient: dict[str, Tensor] | None = None
         self._lost_and_paid = 0
-        self._rule = Clip(max_grad_norm=promise.max_grad_norm)
+        self._rule = Clip(max_grad_norm=mechanism.max_grad_norm)
 
     @property
     def done(self) -> bool:
         """Whether what is left of the budget does not suffice for the next measurement: public."""
-        return super().done or self.spent_rho + self._next_cost > usable_rho(self.promise.rho)
+        return super().done or self.spent_rho + self._next_cost > usable_rho(self.mechanism.rho)
 
     @property
     def _next_gradient_cost(self) -> float:
-        return self.gradient_rho if self._noisy_gradient is None else self.promise.gamma * self.gradient_rho
+        return self.gradient_rho if self._noisy_gradient is None else self.mechanism.gamma * self.gradient_rho
 
     @property
     def _next_cost(self) -> float:
-        return self._next_gradient_cost + self.promise.selection_rho
+        return self._next_gradient_cost + self.mechanism.selection_rho
 
     def prepare(self, loss: Loss) -> Draft[Measurement]:
         cost = self._next_gradient_cost
-        sample = self._sample(self.promise.gradient_rate)
+        sample = self._sample(self.mechanism.gradient_rate)
         noisy_gradient = self._noisy_sum_of_gradients(sample, loss, rho=cost)
         gradient_rho = self.gradient_rho
         if self._noisy_gradient is not None:
             noisy_gradient = averaged(self._noisy_gradient, noisy_gradient, weights=(self.gradient_rho, cost))
             gradient_rho += cost
-        steps = [self.reach * index / self.promise.candidates for index in range(self.promise.candidates + 1)]
+        steps = [self.reach * index / self.mechanism.candidates for index in range(self.mechanism.candidates + 1)]
         raw_sums = self._raw_losses_along(unit_vector(noisy_gradient), steps, loss)
-        step = steps[noisy_minimum(raw_sums, rho=self.promise.selection_rho, noise=self.noise)]
+        step = steps[noisy_minimum(raw_sums, rho=self.mechanism.selection_rho, noise=self.noise)]
         measurement = Measurement(
             cost=self._next_cost, noisy_gradient=noisy_gradient, gradient_rho=gradient_rho, step=step
         )
@@ -124,8 +124,8 @@ class AdaptiveDescent(Executor[Measurement]):
         return gradient
 
     def _raw_losses_along(self, direction: Mapping[str, Tensor], steps: Sequence[float], loss: Loss) -> Tensor:
-        """The summed losses after each step, of the same records: whole numbers, sensitive. The weights come back."""
-        sample = self._sample(self.promise.loss_rate)
+        """The summed losses after each step, of the same records: integers, sensitive. The weights come back."""
+        sample = self._sample(self.mechanism.loss_rate)
         raw_sums = []
         weights = self.context.updates.weights()
         with torch.no_grad(), self.context.updates.trial() as parameters:
@@ -133,14 +133,14 @@ class AdaptiveDescent(Executor[Measurement]):
                 for name, value in moved(weights, direction, step).items():
                     parameters[name].copy_(value)
                 raw_losses = self.context.raw_losses(sample, loss)
-                raw_sums.append(loss_parts(raw_losses, loss_clip=self.promise.loss_clip).sum())
+                raw_sums.append(loss_parts(raw_losses, loss_clip=self.mechanism.loss_clip).sum())
         return torch.stack(raw_sums)
 
     def _refresh(self, step: float) -> None:
         """Take the longest of the steps made lately as the measure of those to come."""
         self._recent_steps.append(step)
-        if len(self._recent_steps) == self.promise.refresh_every:
-            self.reach = (1 + self.promise.reach_growth) * max(self._recent_steps)
+        if len(self._recent_steps) == self.mechanism.refresh_every:
+            self.reach = (1 + self.mechanism.reach_growth) * max(self._recent_steps)
             self._recent_steps = []
 
     def own_state(self) -> dict[str, Any]:
@@ -162,13 +162,13 @@ class AdaptiveDescent(Executor[Measurement]):
 
     def catch_up(self) -> None:
         """Charge measurements that were logged and lost: each the most it can have cost, all what was left at most."""
-        most = max(1.0, self.promise.gamma) * self.gradient_rho
+        most = max(1.0, self.mechanism.gamma) * self.gradient_rho
         for _ in range(self.lost - self._lost_and_paid):
-            if self.spent_rho >= self.promise.rho:
+            if self.spent_rho >= self.mechanism.rho:
                 break
-            self.spent_rho += most + self.promise.selection_rho
-            most *= 1 + self.promise.gamma
-        self.spent_rho = min(self.spent_rho, self.promise.rho)
+            self.spent_rho += most + self.mechanism.selection_rho
+            most *= 1 + self.mechanism.gamma
+        self.spent_rho = min(self.spent_rho, self.mechanism.rho)
         self._lost_and_paid = self.lost
 
 
@@ -192,7 +192,7 @@ def averaged(
 
 
 def loss_parts(losses: Tensor, *, loss_clip: float) -> Tensor:
-    """Losses clipped to [0, loss_clip], as whole numbers of parts of it. What is not a number counts as loss_clip.
+    """Losses clipped to [0, loss_clip], as an integer number of parts of it. What is not a number counts as loss_clip.
 
     Guarantee:
         Every entry is in 0 .. LOSS_PARTS and depends on its own loss alone.

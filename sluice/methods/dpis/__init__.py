@@ -262,7 +262,7 @@ METHOD = Method(
     name="dpis",
     summary="records sampled in proportion to their clipped gradients, at a worst rate that is charged",
     proves="epsilon (PLD, RDP), at the worst rate",
-    promise=ImportanceSampling,
+    mechanism=ImportanceSampling,
     plan=plan,
     defaults=lambda dataset, epsilon: scattering_settings(dataset, epsilon, releases=RELEASES),
     options=Options,

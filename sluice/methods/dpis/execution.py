@@ -72,7 +72,7 @@ class RawSums:
     expected: float
 
 
-class ImportanceReleaser(Executor[RawSums]):
+class ImportanceSamplingExecutor(Executor[RawSums]):
     """Makes the releases of DPIS.
 
     Attributes:
@@ -80,23 +80,23 @@ class ImportanceReleaser(Executor[RawSums]):
         clip_norm: the present C; public.
 
     Guarantee:
-        Given what was released before, one release is a Poisson sample at a rate of at most ``promise.sample_rate``, and
+        Given what was released before, one release is a Poisson sample at a rate of at most ``mechanism.sample_rate``, and
         sums over it to which one record adds at most 1, 1 and 1/2, with normal noise of ``noise_multiplier``,
         ``norm_noise`` and ``count_noise`` (docs/methods-dpis.md, section 3). Divisors are public. Which candidates were
         kept is a coin of each record's own.
     """
 
-    def __init__(self, promise: ImportanceSampling, context: TrainingContext) -> None:
-        super().__init__(releases=promise.releases, context=context)
-        self.promise = promise
+    def __init__(self, mechanism: ImportanceSampling, context: TrainingContext) -> None:
+        super().__init__(releases=mechanism.releases, context=context)
+        self.mechanism = mechanism
         self.mean_share = 1.0
-        self.clip_norm = promise.first_clip_norm
+        self.clip_norm = mechanism.first_clip_norm
 
     def prepare(self, loss: Loss) -> Draft[RawSums]:
-        rate = self.promise.rate_at(self.mean_share)
+        rate = self.mechanism.rate_at(self.mean_share)
         sampler = PoissonSampler(dataset_size=self.context.dataset_size, sample_rate=rate, source=self.noise)
         candidates = sampler.sample()
-        sums, kept = self._measure(candidates, loss, expected=rate * self.promise.dataset_size)
+        sums, kept = self._measure(candidates, loss, expected=rate * self.mechanism.dataset_size)
         return Draft(content=sums, measured=len(candidates), metric=float(kept))
 
     def _measure(self, candidates: Tensor, loss: Loss, *, expected: float) -> tuple[RawSums, int]:
@@ -118,27 +118,27 @@ class ImportanceReleaser(Executor[RawSums]):
         return RawSums(gradients=raw_sum.tensors(), shares=raw_shares, clipped=raw_clipped, expected=expected), kept
 
     def apply(self, content: RawSums) -> None:
-        promise, expected = self.promise, content.expected
+        mechanism, expected = self.mechanism, content.expected
         gradients = list(content.gradients.values())
         for raw, multiplier, sensitivity, error in (
-            (gradients, promise.noise_multiplier, 1.0, self.context.sum_error),
-            ([content.shares], promise.norm_noise, 1.0, 0.0),
-            ([content.clipped], 2 * promise.count_noise, 0.5, 0.0),
+            (gradients, mechanism.noise_multiplier, 1.0, self.context.sum_error),
+            ([content.shares], mechanism.norm_noise, 1.0, 0.0),
+            ([content.clipped], 2 * mechanism.count_noise, 0.5, 0.0),
         ):
             noisy_sum(raw, noise_multiplier=multiplier, sensitivity=sensitivity, noise=self.noise, sum_error=error)
         self._adapt(share=float(content.shares) / expected, clipped=0.5 + float(content.clipped) / expected)
-        scale = promise.first_clip_norm / expected
+        scale = mechanism.first_clip_norm / expected
         self.context.apply({name: noisy.mul_(scale) for name, noisy in content.gradients.items()})
 
     def _adapt(self, *, share: float, clipped: float) -> None:
         """Set the next rate and C from what was just released: post-processing."""
-        promise = self.promise
-        decay = promise.norm_decay
+        mechanism = self.mechanism
+        decay = mechanism.norm_decay
         seen = min(max(share, LEAST_SHARE), 1.0)
         self.mean_share = decay * self.mean_share + (1 - decay) * seen
-        away = min(max(clipped, 0.0), 1.0) - promise.clip_target
-        moved = self.clip_norm * math.exp(promise.clip_rate * away)
-        first = promise.first_clip_norm
+        away = min(max(clipped, 0.0), 1.0) - mechanism.clip_target
+        moved = self.clip_norm * math.exp(mechanism.clip_rate * away)
+        first = mechanism.first_clip_norm
         self.clip_norm = min(max(moved, first / CLIP_RANGE), first * CLIP_RANGE)
 
     def own_state(self) -> dict[str, Any]:

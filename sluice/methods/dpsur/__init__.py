@@ -19,7 +19,7 @@ Accounting, three figures:
 - claimed by the DPSR-CG paper: the sampling rate inflated by rho.
 
 Only the first is an epsilon, and noise is calibrated to it unless ``-o account=claimed`` asks for the authors' own
-settings, or on other data than theirs for noise by their formula.
+settings, or, on data other than theirs, for noise by their formula.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DpsurMechanism(Mechanism):
     """What a run of DPSUR promises. Every field is public.
 
     Attributes:
-        max_attempts: the run ends after so many attempts in all, whether its releases are made or not. None, as in
+        max_attempts: the run ends after this many attempts in all, whether its releases are made or not. None, as in
             ledgers of earlier versions: it never gives up, and the proof is by releases.
     """
 
@@ -260,11 +260,11 @@ def plan(settings: RunSettings, dataset_size: int) -> DpsurMechanism:
     return capped(found.x)
 
 
-def _max_attempts(promise: DpsurMechanism, settings: RunSettings) -> int:
+def _max_attempts(mechanism: DpsurMechanism, settings: RunSettings) -> int:
     """The cap on attempts of the whole run: as given, or enough for almost every run."""
     if settings.max_attempts is None:
-        return enough_attempts(promise.release, releases=settings.releases)
-    most = math.exp(promise.release.log_acceptance_max)
+        return enough_attempts(mechanism.release, releases=settings.releases)
+    most = math.exp(mechanism.release.log_acceptance_max)
     if settings.max_attempts * most < settings.releases:
         raise InputError(
             f"max_attempts={settings.max_attempts} is not allowed: dpsur counts the attempts of the whole run, and of those "
@@ -306,7 +306,7 @@ METHOD = Method(
     name="dpsur",
     summary="an update is kept if it lowers the loss on a validation batch, judged with noise",
     proves="epsilon (PLD, RDP); its authors' and the paper's figures are claimed",
-    promise=DpsurMechanism,
+    mechanism=DpsurMechanism,
     plan=plan,
     defaults=defaults,
     claimed_defaults=claimed_defaults,

@@ -39,19 +39,19 @@ class SelectiveUpdates(Executor[Accepted]):
         was lost are not known and count as the most that one release may make.
     """
 
-    def __init__(self, promise: DpsurMechanism, context: TrainingContext) -> None:
-        super().__init__(releases=promise.releases, context=context)
-        self._promise = promise
+    def __init__(self, mechanism: DpsurMechanism, context: TrainingContext) -> None:
+        super().__init__(releases=mechanism.releases, context=context)
+        self._mechanism = mechanism
         self._attempts = 0
-        self._most_at_once = most_attempts_at_once(promise.release)
-        if promise.max_attempts is None and math.exp(promise.release.log_acceptance_max) < RAREST_USEFUL_ATTEMPT:
+        self._most_at_once = most_attempts_at_once(mechanism.release)
+        if mechanism.max_attempts is None and math.exp(mechanism.release.log_acceptance_max) < RAREST_USEFUL_ATTEMPT:
             raise InputError(
-                f"threshold={promise.threshold} is not allowed without max_attempts: no candidate would ever be accepted. "
+                f"threshold={mechanism.threshold} is not allowed without max_attempts: no candidate would ever be accepted. "
                 "Raise it, or set max_attempts."
             )
         size = context.dataset_size
-        self._batches = PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=context.noise)
-        self._tests = PoissonSampler(dataset_size=size, sample_rate=promise.validation_rate, source=context.noise)
+        self._batches = PoissonSampler(dataset_size=size, sample_rate=mechanism.sample_rate, source=context.noise)
+        self._tests = PoissonSampler(dataset_size=size, sample_rate=mechanism.validation_rate, source=context.noise)
 
     def prepare(self, loss: Loss) -> Draft[Accepted]:
         attempts = measured = 0
@@ -69,7 +69,7 @@ class SelectiveUpdates(Executor[Accepted]):
                 accepted = Accepted(gradient=candidate, attempts=attempts)
                 return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
         raise GaveUpError(
-            f"the run used up its attempts (max_attempts={self._promise.max_attempts}) at release {self.spent + 1} and stops "
+            f"the run used up its attempts (max_attempts={self._mechanism.max_attempts}) at release {self.spent + 1} and stops "
             "here. What was released so far stands and is accounted for."
         )
 
@@ -80,9 +80,9 @@ class SelectiveUpdates(Executor[Accepted]):
     @property
     def _attempts_left(self) -> float:
         """How many attempts the next release may make."""
-        if self._promise.max_attempts is None:
+        if self._mechanism.max_attempts is None:
             return math.inf
-        left = self._promise.max_attempts - self._attempts - self.lost * self._most_at_once
+        left = self._mechanism.max_attempts - self._attempts - self.lost * self._most_at_once
         return min(left, self._most_at_once)
 
     def own_state(self) -> dict[str, Any]:
@@ -92,27 +92,27 @@ class SelectiveUpdates(Executor[Accepted]):
         self._attempts = state.get("attempts", 0)  # runs of earlier versions have no cap and count none
 
     def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
-        scaling, raw_sum = self._promise.scaling, self.context.raw_sum()
+        scaling, raw_sum = self._mechanism.scaling, self.context.raw_sum()
         for chunk in self.context.chunks(indices, loss):
             raw_sum.add(chunk, scaling(chunk.norms))
         gradient = raw_sum.tensors()
         noisy_sum(
             list(gradient.values()),
-            noise_multiplier=self._promise.noise_multiplier,
+            noise_multiplier=self._mechanism.noise_multiplier,
             sensitivity=scaling.sensitivity,
             noise=self.noise,
             sum_error=self.context.sum_error * scaling.sensitivity,
         )
-        return {name: noisy.div_(self._promise.expected_batch_size) for name, noisy in gradient.items()}
+        return {name: noisy.div_(self._mechanism.expected_batch_size) for name, noisy in gradient.items()}
 
     def _raw_change(self, raw_before: Tensor, raw_after: Tensor) -> float:
         """The clipped change of the loss. One that is not a number counts as the worst there is."""
-        clip = self._promise.loss_clip
-        raw_change = float((raw_after - raw_before).sum()) / self._promise.expected_validation_size
+        clip = self._mechanism.loss_clip
+        raw_change = float((raw_after - raw_before).sum()) / self._mechanism.expected_validation_size
         return min(max(raw_change, -clip), clip) if math.isfinite(raw_change) else clip
 
     def _passes(self, raw_change: float) -> bool:
-        clip = self._promise.loss_clip
-        std = 2 * clip * self._promise.validation_noise
+        clip = self._mechanism.loss_clip
+        std = 2 * clip * self._mechanism.validation_noise
         noise = float(self.noise.normal((1,), std, dtype=torch.float64))
-        return raw_change + noise < self._promise.threshold * clip
+        return raw_change + noise < self._mechanism.threshold * clip

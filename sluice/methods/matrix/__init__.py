@@ -154,7 +154,7 @@ class MatrixMechanism(Mechanism):
         return self.noise_multiplier * self.strategy.column_norm(self.releases) / self.strategy.column_norm(releases)
 
     def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
-        """As for any promise; where events do not compose, the whole run is charged from the first release on."""
+        """As for any mechanism; where events do not compose, the whole run is charged from the first release on."""
         self._require_releases(releases)
         if self.composable or not releases:
             return super().epsilon_after(releases, delta=delta, accountant=accountant)
@@ -233,27 +233,27 @@ def _certificate(data: Mapping[str, Any]) -> MonteCarloDelta:
 
 
 @functools.lru_cache(maxsize=32)
-def _conditional(promise: MatrixMechanism, delta: float) -> float:
+def _conditional(mechanism: MatrixMechanism, delta: float) -> float:
     return conditional_epsilon(
-        promise.strategy,
-        steps=promise.releases,
-        sample_rate=promise.sample_rate,
-        noise_multiplier=promise.noise_multiplier,
+        mechanism.strategy,
+        steps=mechanism.releases,
+        sample_rate=mechanism.sample_rate,
+        noise_multiplier=mechanism.noise_multiplier,
         delta=delta,
     ).epsilon
 
 
 @functools.lru_cache(maxsize=32)
-def _certified(promise: MatrixMechanism, delta: float) -> float:
+def _certified(mechanism: MatrixMechanism, delta: float) -> float:
     """The epsilon of the certificate if its sample, drawn again, holds at this delta; a new one by its seed if not."""
-    certificate = promise.certificate
+    certificate = mechanism.certificate
     assert certificate is not None
-    steps, bins = promise.releases, promise.groups
+    steps, bins = mechanism.releases, mechanism.groups
     again = monte_carlo_delta(
-        promise.strategy,
+        mechanism.strategy,
         steps=steps,
         bins=bins,
-        noise_multiplier=promise.noise_multiplier,
+        noise_multiplier=mechanism.noise_multiplier,
         epsilon=certificate.epsilon,
         samples=certificate.samples,
         seed=certificate.seed,
@@ -263,10 +263,10 @@ def _certified(promise: MatrixMechanism, delta: float) -> float:
     if again.delta <= delta:
         return certificate.epsilon
     return monte_carlo_epsilon(
-        promise.strategy,
+        mechanism.strategy,
         steps=steps,
         bins=bins,
-        noise_multiplier=promise.noise_multiplier,
+        noise_multiplier=mechanism.noise_multiplier,
         delta=delta,
         samples=certificate.samples,
         seed=certificate.seed,
@@ -318,7 +318,7 @@ METHOD = Method(
     name="matrix",
     summary="DPSGD with noise that is correlated over steps and partly cancels",
     proves="epsilon (PLD, RDP; Monte Carlo or MMCC for other batches)",
-    promise=MatrixMechanism,
+    mechanism=MatrixMechanism,
     plan=_plan,
     defaults=defaults,
     options=MatrixOptions,

@@ -25,16 +25,16 @@ class CorrelatedSteps(Executor[dict[str, Tensor]]):
         turn and their noise are gone (docs/matrix.md, section 3).
     """
 
-    def __init__(self, promise: MatrixMechanism, context: TrainingContext) -> None:
-        super().__init__(releases=promise.releases, context=context)
-        self._promise = promise
-        self._scaling = Clip(max_grad_norm=promise.max_grad_norm)
-        self._sampler = _sampler(promise, context)
+    def __init__(self, mechanism: MatrixMechanism, context: TrainingContext) -> None:
+        super().__init__(releases=mechanism.releases, context=context)
+        self._mechanism = mechanism
+        self._scaling = Clip(max_grad_norm=mechanism.max_grad_norm)
+        self._sampler = _sampler(mechanism, context)
         self._release = CorrelatedRelease(
-            promise.strategy,
-            steps=promise.releases,
-            noise_multiplier=promise.noise_multiplier,
-            max_grad_norm=promise.max_grad_norm,
+            mechanism.strategy,
+            steps=mechanism.releases,
+            noise_multiplier=mechanism.noise_multiplier,
+            max_grad_norm=mechanism.max_grad_norm,
             source=context.noise,
         )
 
@@ -47,7 +47,7 @@ class CorrelatedSteps(Executor[dict[str, Tensor]]):
 
     def apply(self, content: dict[str, Tensor]) -> None:
         self._release.release(list(content.values()), sum_error=self.context.sum_error)
-        self.context.apply({name: noisy.div_(self._promise.expected_batch_size) for name, noisy in content.items()})
+        self.context.apply({name: noisy.div_(self._mechanism.expected_batch_size) for name, noisy in content.items()})
 
     def catch_up(self) -> None:
         for _ in range(self.spent - self._release.position):
@@ -61,10 +61,10 @@ class CorrelatedSteps(Executor[dict[str, Tensor]]):
         self._release.load_state_dict(state["correlated"])
 
 
-def _sampler(promise: MatrixMechanism, context: TrainingContext) -> PoissonSampler | CyclicPoisson | BallsInBins:
+def _sampler(mechanism: MatrixMechanism, context: TrainingContext) -> PoissonSampler | CyclicPoisson | BallsInBins:
     size, source = context.dataset_size, context.noise
-    if promise.batches == "poisson":
-        return PoissonSampler(dataset_size=size, sample_rate=promise.sample_rate, source=source)
-    if promise.batches == "balls-in-bins":
-        return BallsInBins(dataset_size=size, bins=promise.groups, source=source)
-    return CyclicPoisson(dataset_size=size, groups=promise.groups, sample_rate=promise.sample_rate, source=source)
+    if mechanism.batches == "poisson":
+        return PoissonSampler(dataset_size=size, sample_rate=mechanism.sample_rate, source=source)
+    if mechanism.batches == "balls-in-bins":
+        return BallsInBins(dataset_size=size, bins=mechanism.groups, source=source)
+    return CyclicPoisson(dataset_size=size, groups=mechanism.groups, sample_rate=mechanism.sample_rate, source=source)

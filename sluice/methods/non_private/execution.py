@@ -14,9 +14,9 @@ from sluice.training.executor import Draft, Executor
 class Epochs(Executor[tuple[Tensor, Loss]]):
     """Ordinary training. A release is one pass over the data."""
 
-    def __init__(self, promise: NonPrivate, context: TrainingContext) -> None:
-        super().__init__(releases=promise.releases, context=context)
-        self._batch_size = promise.batch_size
+    def __init__(self, mechanism: NonPrivate, context: TrainingContext) -> None:
+        super().__init__(releases=mechanism.releases, context=context)
+        self._batch_size = mechanism.batch_size
 
     def prepare(self, loss: Loss) -> Draft[tuple[Tensor, Loss]]:
         size = self.context.dataset_size

@@ -35,7 +35,7 @@ def test_ratios_compare_with_the_fastest_floor_and_the_best_opacus_mode():
     assert row["memory_over_opacus"] == pytest.approx(0.25)
 
 
-def test_results_are_written_as_json_and_as_a_picture(tmp_path):
+def test_results_are_written_as_json_and_as_a_plot(tmp_path):
     write_json(RESULTS, tmp_path / "bench.json")
     write_plot(RESULTS, tmp_path / "bench.png")
     assert len(json.loads((tmp_path / "bench.json").read_text())["measurements"]) == len(RESULTS)
@@ -58,7 +58,7 @@ def test_the_command_refuses_unknown_models(capsys):
         gradients(models="transformer", batches="x")
 
 
-def test_hopeless_modes_are_measured_once_or_left_out(monkeypatch):
+def test_modes_that_are_too_slow_are_measured_once_or_left_out(monkeypatch):
     calls: dict[tuple[str, int], int] = {}
     now = [0.0]
     cost = {"plain": 0.001, "sluice": 0.001, "sluice, norms only": 0.001, "opacus hooks": 0.005, "opacus ghost": 0.4}

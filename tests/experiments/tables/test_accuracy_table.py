@@ -8,7 +8,7 @@ import pytest
 
 from sluice.experiments.tables.accuracy import write_table
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, plan_cells
-from sluice.experiments.tables.accuracy_picture import accuracy_table_png
+from sluice.experiments.tables.accuracy_plot import accuracy_table_png
 from sluice.experiments.tables.accuracy_reasons import reason_below
 from sluice.experiments.tables.accuracy_table import Line, table_lines
 from sluice.experiments.tables.accuracy_texts import as_csv, below_the_printed, cells_of, claims_text, markdown
@@ -180,7 +180,7 @@ def everything() -> list[Line]:
 
 
 def test_markdown_has_a_section_for_each_data_set_and_heading():
-    text = markdown(everything(), picture="table.png")
+    text = markdown(everything(), plot="table.png")
     assert "## mnist, epsilon 3, delta 1e-05\n" in text
     assert "## imdb, epsilon 3, delta 1e-05\n" in text
     assert "| dpsr-cg | pixel-cnn | 98.65 ± 0.07 (2) | 99.24 | -0.59 | 2.99 (pld) | 2.99 (pld) | - |\n" in text
@@ -212,7 +212,7 @@ def test_csv_has_one_row_for_each_line():
     assert "DPSUR's" not in by_method["dpsr-cg"]["printed_source"]
 
 
-def test_the_picture_is_a_png_and_comes_out_the_same(tmp_path):
+def test_the_plot_is_a_png_and_comes_out_the_same(tmp_path):
     lines = everything()
     files = write_table(lines, tmp_path / "new" / "table")
     assert {kind: path.name for kind, path in files.items()} == {

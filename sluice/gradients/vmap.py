@@ -58,7 +58,7 @@ def _by_vmap(
 ) -> Any:
     try:
         with warnings.catch_warnings():
-            # Operations that vmap runs one sample at a time are slow, which this path does not promise to be otherwise.
+            # vmap runs some operations one sample at a time; that this path is slow then needs no warning.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             batched = vmap(one_sample, in_dims=(0, axes), randomness="different")(copies, leaves)
     except RuntimeError as error:

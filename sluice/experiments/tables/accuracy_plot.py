@@ -1,4 +1,4 @@
-"""The accuracy table as a picture: one panel for each data set and heading, ours beside the printed number."""
+"""The accuracy table as a plot: one panel for each data set and heading, ours beside the printed number."""
 
 from __future__ import annotations
 
