@@ -67,7 +67,7 @@ def _add(digest: _Hash, value: Any, place: str) -> None:
     else:
         raise InputError(
             f"{place} holds a {type(value).__name__}, which has no fingerprint: allowed are tensors, arrays, numbers, "
-            "texts, and lists, tuples or dictionaries of them."
+            "strings, and lists, tuples or dictionaries of them."
         )
 
 

@@ -111,7 +111,7 @@ def test_byte_features_are_not_scaled(tmp_path: Path) -> None:
         ({"x": np.zeros((10, 5, 5, 7)), "y": Y}, "channels"),
         ({"x": np.array([[1], [1, 2]] * 5, dtype=object), "y": Y}, "could run code"),
         ({"x": X, "y": Y.astype(object)}, "could run code"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must be alike"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "must have the same shape"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(form: str, content: dict[str, Any], part: str, tmp_path: Path) -> None:
