@@ -229,7 +229,7 @@ def test_two_damaged_checkpoints_end_the_run(capsys, monkeypatch):
         ["train", "--resume", "run"], run, capsys
     )
     shutil.rmtree(run / "private" / "checkpoints")
-    assert "holds no checkpoint: the run cannot go on" in refused(["train", "--resume", "run"], run, capsys)
+    assert "holds no checkpoint: the run cannot be resumed" in refused(["train", "--resume", "run"], run, capsys)
 
 
 def test_a_missing_ledger_is_not_begun_anew(capsys, monkeypatch):
