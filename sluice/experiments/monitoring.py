@@ -1,7 +1,7 @@
 """TensorBoard, as an extra: it gets public values only, each with the number of its release.
 
 An event file tells when each value was written, and how long releases take is sensitive. So every event carries the
-number of its release instead of the time, and the files live in ``private/`` all the same: their names and first lines
+number of its release instead of the time, and the files live in ``private/`` nevertheless: their names and first lines
 name the machine and the hour.
 """
 

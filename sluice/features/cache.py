@@ -1,4 +1,4 @@
-"""Scattering features of a whole data set, computed once and kept on the disk.
+"""Scattering features of a whole data set, computed once and kept on disk.
 
 A cache file is named by the sha256 of everything its content depends on: the images, the transform's settings and its
 version. It holds the features as float16, then the sha256 of the name and of these bytes. The digest is checked at

@@ -27,7 +27,7 @@ class GradientOptions:
             parameter; beyond it they are formed again, or not at all.
         compiled: use kernels in C where there are some and a C compiler was found (`sluice.gradients.native`).
         verify: check the model, on a few made-up samples and whenever shapes or training modes are new, for mixed
-            samples, for state that outlives a batch, and for parameters that are used behind the back of their module;
+            samples, for state that outlives a batch, and for parameters that are used without calling their module;
             and the loss for mixed samples, where it is given to us (docs/gradients.md). It costs some small steps.
         example: a batch of inputs to check the model on in place of made-up ones, samples first: at least two different
             ones. It must be public: whether the model is accepted depends on its values. For models that fail on

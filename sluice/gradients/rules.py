@@ -13,7 +13,7 @@ loss's derivative and says what each tap contributes to which parameter::
 
     register(nn.Linear, LinearRule())
 
-A rule with ``replaces_forward = True`` runs the module itself, decomposed as it likes (``call.output`` is None then);
+A rule with ``replaces_forward = True`` runs the module itself, decomposed however it wants (``call.output`` is None then);
 the others find the ordinary forward's result in ``call.output``. While a rule runs, no parameter requires grad.
 """
 

@@ -1,4 +1,4 @@
-"""The ledger of a run: every release is on the disk before its update is applied.
+"""The ledger of a run: every release is on disk before its update is applied.
 
 A crash can therefore make the ledger count a release that never happened, and can never make it miss one that did.
 Lines hold public values only: no times, no attempts, no batch sizes. Nor does the file show when the last was written.
@@ -44,7 +44,7 @@ class Ledger:
     """A ledger open for writing, by one process at a time.
 
     Guarantee:
-        When :meth:`append_release` returns, the release is on the disk. When it raises, the release must not be
+        When :meth:`append_release` returns, the release is on disk. When it raises, the release must not be
         applied; the ledger then refuses further entries until it is opened again.
     """
 
@@ -63,7 +63,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, *, header: LedgerHeader) -> Self:
-        """Begin a ledger; the header is on the disk when this returns. An existing file is refused."""
+        """Begin a ledger; the header is on disk when this returns. An existing file is refused."""
         path = Path(path)
         if path.exists():
             raise InputError(
@@ -111,7 +111,7 @@ class Ledger:
         """Write a release to the ledger. Call it before anything of the release is applied or shown.
 
         Guarantee:
-            The entry is on the disk when this returns.
+            The entry is on disk when this returns.
         """
         validate.positive_integer(number=number)
         if number != self._spent + 1:
@@ -136,7 +136,7 @@ class Ledger:
                 checkpoint come out exactly as before and are not new. Otherwise each one is counted again.
 
         Returns:
-            A function of the release's number in the eyes of the trainer, ``applied + 1`` at first.
+            A function of the release's number as the trainer counts it, ``applied + 1`` at first.
 
         Guarantee:
             With fresh noise every call is a new entry, so what a crash cost is charged. It raises where the budget of

@@ -102,7 +102,7 @@ class Countdown:
 
 
 def watch_everything(countdown: Countdown) -> None:
-    """Every place where what is on the disk, or in the weights, changes; and the long calculations between them."""
+    """Every place where what is on disk, or in the weights, changes; and the long calculations between them."""
     for owner, name in (
         (os, "mkdir"),
         (os, "fsync"),

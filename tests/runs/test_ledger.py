@@ -319,7 +319,7 @@ def test_ctrl_c_in_the_middle_leaves_a_ledger_that_writes_no_more(path, monkeypa
 
 
 def test_ctrl_c_just_after_the_record_leaves_a_ledger_that_writes_no_more(path):
-    """The entry is on the disk and the object does not know yet: continuing would break the chain."""
+    """The entry is on disk and the object does not know yet: continuing would break the chain."""
     ledger = Ledger.open(make_ledger(path, 1))
     lines, first = inspect.getsourcelines(Ledger._append)
     (offset,) = [index for index, line in enumerate(lines) if "self._spent, self._head" in line]

@@ -47,7 +47,7 @@ class AdaptiveDescent(Executor[Measurement]):
 
     Guarantee:
         A measurement is ``rho_g + rho_s``-zCDP given all earlier ones, and begins only if its cost still fits into
-        ``mechanism.rho``. All of it is public but the raw sums, which die where they are made: noisy gradients, chosen
+        ``mechanism.rho``. All of it is public but the raw sums, which go no further than where they are made: noisy gradients, chosen
         steps and budgets. Measurements that a crash took are charged the most that they can have cost.
     """
 
