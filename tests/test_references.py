@@ -13,10 +13,12 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = re.compile(r"docs/(\w[\w-]*\.md),\s+sections?\s+(\d+(?:\.\d+)?)(?:\s+and\s+(\d+(?:\.\d+)?))?")
 # A path from the root, such as sluice/training/engine.py, or one within the package in prose, such as training/engine.py.
 ROOTS = "|".join(("sluice", "tests", "docs", "benchmarks", "examples"))
-ROOMS = "|".join(
+PACKAGES = "|".join(
     sorted(path.name for path in (ROOT / "sluice").iterdir() if path.is_dir() and path.name != "__pycache__")
 )
-FILE = re.compile(rf"(?<![\w/.$-])((?:{ROOTS}|{ROOMS})/(?!NAME)[\w/.-]*(?:\.(?:py|md|json|c|h|svg)\b|/(?=[\s`,;:)])))")
+FILE = re.compile(
+    rf"(?<![\w/.$-])((?:{ROOTS}|{PACKAGES})/(?!NAME)[\w/.-]*(?:\.(?:py|md|json|c|h|svg)\b|/(?=[\s`,;:)])))"
+)
 QUOTED = re.compile(rf"`((?:{ROOTS}|results)/[\w/.-]+)`")
 NAME = re.compile(r"`{1,2}(sluice(?:\.\w+)+)`{1,2}")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]

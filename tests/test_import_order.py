@@ -1,4 +1,4 @@
-"""Rooms of the package import in one direction, and the documentation lists them in that order."""
+"""Sub-packages import in one direction, and the documents list them in that order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TABLE = re.findall(r"^\| (`sluice/.*?) \|", (ROOT / "docs" / "architecture.md").read_text("utf-8"), re.MULTILINE)
-RANKS = {room: rank for rank, row in enumerate(TABLE) for room in re.findall(r"`sluice/(\w+)/`", row)}
+RANKS = {package: rank for rank, row in enumerate(TABLE) for package in re.findall(r"`sluice/(\w+)/`", row)}
 
 
 def imports(source: str) -> Iterator[str]:
@@ -28,15 +28,17 @@ def test_imports_are_found_wherever_they_stand():
     assert set(imports(source)) == {"sluice.cli", "sluice.runs.b", "sluice.data"}
 
 
-def test_every_room_is_listed():
+def test_every_sub_package_is_listed():
     assert set(RANKS) == {path.parent.name for path in ROOT.glob("sluice/*/__init__.py")}
+    readme = (ROOT / "README.md").read_text("utf-8").partition("Inside, each sub-package")[2]
+    assert re.findall(r"`(\w+)`", readme) == list(RANKS), "the README lists another order"
 
 
-def test_no_room_imports_one_that_comes_after_it():
+def test_no_sub_package_imports_one_that_comes_after_it():
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
-        for room, rank in RANKS.items()
-        for path in sorted((ROOT / "sluice" / room).rglob("*.py"))
+        for package, rank in RANKS.items()
+        for path in sorted((ROOT / "sluice" / package).rglob("*.py"))
         for module in imports(path.read_text("utf-8"))
         if RANKS.get(module.split(".")[1], -1) > rank
     ]
