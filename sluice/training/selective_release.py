@@ -78,10 +78,13 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return not self._rejected
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
-        while True:
-            chunks = self.context.chunks(self.draw(), loss)
-            if all(self.absorb(chunk) for chunk in chunks) and self._is_accepted():
-                return self._draft()
+        while not self._attempt_passes(loss):
+            pass
+        return self._draft()
+
+    def _attempt_passes(self, loss: Loss) -> bool:
+        indices = self.draw()
+        return all(self.absorb(chunk) for chunk in self.context.chunks(indices, loss)) and self._is_accepted()
 
     def draw(self) -> Tensor:
         self.require_more()
