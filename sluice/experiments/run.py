@@ -31,6 +31,7 @@ from sluice.runs.privacy_spent import mechanism_of, spending
 from sluice.runs.public_files import Evaluation, PublicFiles, is_published, read_evaluations
 from sluice.runs.trace import TraceFile, TraceRow
 from sluice.training.engine import PrivacyEngine
+from sluice.training.options import TrainingOptions
 from sluice.training.selective_release import GaveUpError
 
 _HOLD_OUT_SEED = 0
@@ -204,10 +205,12 @@ class Training:
             module=self.model,
             optimizer=self._optimizer,
             data_loader=self._train,
-            lr_scheduler=self._scheduler,
-            ema_decay=self.settings.ema_decay or None,
-            max_physical_batch_size=self._piece_size,
-            before_release=before_release,
+            options=TrainingOptions(
+                lr_scheduler=self._scheduler,
+                ema_decay=self.settings.ema_decay or None,
+                max_physical_batch_size=self._piece_size,
+                before_release=before_release,
+            ),
         )
 
     def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:

@@ -52,6 +52,7 @@ class Chunk:
         self._warn = warn
         self._contributions = combined(recording.release(), batch_size=recording.batch_size, block_bytes=kept_bytes)
         self._norms: Tensor | None = None
+        self._squares: list[Tensor] = []
 
     def __len__(self) -> int:
         return self._size
@@ -69,7 +70,9 @@ class Chunk:
         dtype = torch.float32
         for contribution in self._contributions:
             dtype = torch.promote_types(dtype, contribution.parameter.dtype)
-            total += contribution.norms_squared(keep=self._keep)
+            squares = contribution.norms_squared(keep=self._keep)
+            total += squares
+            self._squares.append(squares.clone())  # it may be a buffer that the next contribution uses again
         norms = total.sqrt_().masked_fill_(total > _LARGEST, torch.inf).to(dtype)
         broken = ~torch.isfinite(norms)
         if bool(broken.any()):
@@ -84,27 +87,65 @@ class Chunk:
                 contribution.drop(broken)
         return norms[: self._size]
 
-    def add_weighted_sum(self, weights: Tensor, *, into: Mapping[str, Tensor]) -> None:
+    def norms_by_layer(self) -> dict[str, Tensor]:
+        """The norm of each sample's gradient over the parameters of one layer, ``[len(self)]``, by the layer's name.
+
+        A layer is a module that holds trainable parameters itself; the model's own name is "". Their squares add up to
+        those of `norms`. A sample whose gradient is not finite in one layer counts as infinite in all of them.
+        """
+        broken = ~torch.isfinite(self.norms)
+        totals = {
+            layer_of(name): torch.zeros(self._rows, dtype=torch.float64, device=self._device)
+            for name in self._names.values()
+        }
+        for contribution, squares in zip(self._contributions, self._squares, strict=True):
+            totals[layer_of(self._names[contribution.parameter])] += squares
+        return {
+            layer: total[: self._size].sqrt().masked_fill(broken, torch.inf).to(self.norms.dtype)
+            for layer, total in totals.items()
+        }
+
+    def add_weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, into: Mapping[str, Tensor]) -> None:
         """Add ``sum_i weights[i] * gradient_i`` to the accumulators, in place.
 
         Args:
-            weights: one finite number per sample of this chunk.
+            weights: one finite number per sample of this chunk; or such weights for each layer, by the names that
+                `norms_by_layer` has.
             into: parameter name to accumulator, as `PerSampleGradients.zeros` gives them.
         """
+        layers = {layer_of(name) for name in self._names.values()}
+        if isinstance(weights, Tensor):
+            by_layer = dict.fromkeys(layers, self._usable(weights))
+        elif set(weights) != layers:
+            raise InputError(
+                f"weights for the layers {sorted(weights)} are not allowed: give them for {sorted(layers)}, as norms_by_layer "
+                "does."
+            )
+        else:
+            by_layer = {layer: self._usable(each) for layer, each in weights.items()}
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            for contribution in self._contributions:
+                name = self._names[contribution.parameter]
+                target = into[name]
+                part = target if contribution.rows is None else target[contribution.rows]
+                contribution.add_weighted_sum(by_layer[layer_of(name)], into=part)
+
+    def _usable(self, weights: Tensor) -> Tensor:
+        """The weights of all rows: zero for samples whose gradient is not finite, and for rows that only fill up."""
         if weights.shape != (self._size,):
             raise InputError(
                 f"weights of shape {tuple(weights.shape)} are not allowed: the chunk has {self._size} samples."
             )
-        broken = ~torch.isfinite(self.norms)
-        weights = weights.detach().masked_fill(broken, 0)
-        if self._rows > self._size:
-            weights = torch.cat([weights, weights.new_zeros(self._rows - self._size)])
+        weights = weights.detach().masked_fill(~torch.isfinite(self.norms), 0)
         if not bool(torch.isfinite(weights).all()):
             raise InputError(
                 "weights hold NaN or infinity, which is not allowed: every weight must be a finite number."
             )
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
-            for contribution in self._contributions:
-                target = into[self._names[contribution.parameter]]
-                part = target if contribution.rows is None else target[contribution.rows]
-                contribution.add_weighted_sum(weights, into=part)
+        if self._rows > self._size:
+            weights = torch.cat([weights, weights.new_zeros(self._rows - self._size)])
+        return weights
+
+
+def layer_of(parameter: str) -> str:
+    """The name of the module that holds a parameter."""
+    return parameter.rpartition(".")[0]

@@ -57,6 +57,10 @@ class Mechanism(ABC):
     releases: int
     preparation: tuple[float, ...] = ()
 
+    def require_complete(self) -> None:
+        """Refuse a mechanism whose noise has yet to be chosen: it can be neither trained nor read from a ledger."""
+        return
+
     @property
     def accountants(self) -> tuple[str, ...]:
         """The sound accountants that can read it, the tightest first."""

@@ -1,6 +1,6 @@
 """Every kind of mechanism by the name that ledgers give it, and what carries it out.
 
-A new method adds one line here. Classes are named, not imported, so that a ledger can be read without torch and without the
+A new method of Sluice adds one line here; one of your own calls `register` (docs/new-method.md). Classes are named, not imported, so that a ledger can be read without torch and without the
 rooms below this one. What a kind means never changes once a ledger has been written with it.
 """
 
@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.selective_release import SelectiveRelease
 
@@ -48,19 +49,47 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def register(mechanism: type[Mechanism], *, executor: str | type) -> None:
+    """Let ledgers hold a mechanism of your own, and engines train with it.
+
+    Args:
+        mechanism: its class, with a ``kind`` of its own, ``to_dict`` and ``from_dict``.
+        executor: the class that makes its releases, or where it is, as ``module:name``, which keeps torch away from whoever
+            only reads ledgers.
+
+    Registering the same class again changes nothing; another one of the same kind is refused, because what a kind means
+    never changes.
+    """
+    where = executor if isinstance(executor, str) else _where(executor)
+    entry = Kind(mechanism=_where(mechanism), executor=where)
+    if KINDS.setdefault(mechanism.kind, entry) != entry:
+        raise InputError(
+            f"kind={mechanism.kind!r} is not allowed for {entry.mechanism}: it is the kind of "
+            f"{KINDS[mechanism.kind].mechanism}. Choose another."
+        )
+
+
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
     """The inverse of every mechanism's ``to_dict``; unknown kinds and keys are refused."""
     if not isinstance(data, Mapping) or "kind" not in data:
-        return SelectiveRelease.from_dict(data)
+        return _complete(SelectiveRelease.from_dict(data))
     validate.one_of(KINDS, kind=data["kind"])
-    mechanism: Mechanism = _named(KINDS[data["kind"]].mechanism).from_dict(data)
-    return mechanism
+    return _complete(_named(KINDS[data["kind"]].mechanism).from_dict(data))
 
 
 def executor_of(mechanism: Mechanism) -> Any:
     """The class that makes the releases of a mechanism, called with the mechanism and a training context."""
     validate.one_of(KINDS, kind=mechanism.kind)
     return _named(KINDS[mechanism.kind].executor)
+
+
+def _complete(mechanism: Mechanism) -> Mechanism:
+    mechanism.require_complete()
+    return mechanism
+
+
+def _where(found: type) -> str:
+    return f"{found.__module__}:{found.__qualname__}"
 
 
 def _named(where: str) -> Any:

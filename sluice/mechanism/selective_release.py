@@ -12,6 +12,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfCompose
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting.calibration import calibrate
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
 from sluice.mechanism.base import Claim, Mechanism
@@ -29,7 +30,8 @@ class SelectiveRelease(Mechanism):
         expected_batch_size: the public constant that sums are divided by. Usually sample_rate times the number of
             records, rounded or not; it is never recomputed from the data.
         scaling: from norms to weights; carries the sensitivity.
-        noise_multiplier: standard deviation of a release's noise over the sensitivity [sigma].
+        noise_multiplier: standard deviation of a release's noise over the sensitivity [sigma]. None leaves it open, and with it
+            noises of the gate that are None: `calibrate` chooses them. Nothing can be trained or accounted for before.
         releases: how many updates are released at most [T].
         gate: which attempts are released; None for all of them, which is plain DP-SGD.
         preparation: noise multipliers of Gaussian releases made before training from the same records, for instance
@@ -41,23 +43,63 @@ class SelectiveRelease(Mechanism):
     sample_rate: float
     expected_batch_size: float
     scaling: ScalingRule
-    noise_multiplier: float
+    noise_multiplier: float | None = None
     releases: int
     gate: Gate | None = None
     preparation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validate.fraction(sample_rate=self.sample_rate)
-        validate.positive(expected_batch_size=self.expected_batch_size, noise_multiplier=self.noise_multiplier)
+        validate.positive(expected_batch_size=self.expected_batch_size)
         validate.positive_integer(releases=self.releases)
         for multiplier in self.preparation:
             validate.positive(preparation=multiplier)
+        if self.noise_multiplier is None:
+            return
+        validate.positive(noise_multiplier=self.noise_multiplier)
         if self.gate is not None:
             if self.gate.reference_noise is None:
                 raise InputError(
                     "gate.reference_noise=None is not allowed in a mechanism: give a number, or calibrate first."
                 )
             _ = self.gate.acceptance  # refuses a gate whose noise is not set
+
+    def calibrate(self, *, epsilon: float, delta: float, accountant: str = "pld") -> SelectiveRelease:
+        """This mechanism with the noise that spends at most ``epsilon`` at ``delta``, all releases and preparation included.
+
+        Args:
+            accountant: by which it is proved: "pld" or "rdp".
+
+        Noises of the gate that are open are chosen together with that of the gradient; those that are given stay
+        (`sluice.accounting.calibration`).
+        """
+        if self.noise_multiplier is not None:
+            raise InputError(
+                f"noise_multiplier={self.noise_multiplier} is not allowed in calibrate: the noise is chosen already. Leave it "
+                "None."
+            )
+        chosen = calibrate(
+            sample_rate=self.sample_rate,
+            releases=self.releases,
+            target_epsilon=epsilon,
+            target_delta=delta,
+            gate=self.gate,
+            preparation=self.preparation,
+            accountant=accountant,
+        )
+        return replace(self, noise_multiplier=chosen.noise_multiplier, gate=chosen.gate)
+
+    @property
+    def sigma(self) -> float:
+        """The noise multiplier, which must have been given or chosen."""
+        if self.noise_multiplier is None:
+            raise InputError(
+                "noise_multiplier=None is not allowed here: give a number, or calibrate the mechanism first."
+            )
+        return self.noise_multiplier
+
+    def require_complete(self) -> None:
+        _ = self.sigma
 
     @property
     def provable(self) -> bool:
@@ -68,11 +110,11 @@ class SelectiveRelease(Mechanism):
     def release_event(self) -> DpEvent:
         """The event of one release."""
         if self.gate is None:
-            return plain_release(sampling_probability=self.sample_rate, noise_multiplier=self.noise_multiplier)
+            return plain_release(sampling_probability=self.sample_rate, noise_multiplier=self.sigma)
         reference_noise = self.gate.reference_noise
         return SelectiveReleaseDpEvent(
             sampling_probability=self.sample_rate,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=self.sigma,
             acceptance=self.gate.acceptance,
             reference_noise_multiplier=math.inf if reference_noise is None else reference_noise,
             max_attempts=self.gate.max_attempts,
@@ -95,7 +137,7 @@ class SelectiveRelease(Mechanism):
         for reading in get_args(Reading):
             account = claimed_account(
                 sample_rate=self.sample_rate,
-                noise_multiplier=self.noise_multiplier,
+                noise_multiplier=self.sigma,
                 gate_noise=gate.gate_noise,
                 beta=gate.beta,
                 clip_range=gate.clip_range,
@@ -136,7 +178,7 @@ class SelectiveRelease(Mechanism):
     def summary(self) -> tuple[tuple[str, str], ...]:
         rows = [
             ("sample rate", f"{self.sample_rate:.4g} ({self.expected_batch_size:g} records on average)"),
-            ("noise multiplier", f"{self.noise_multiplier:.4g}"),
+            ("noise multiplier", f"{self.sigma:.4g}"),
         ]
         gate = self.gate
         if isinstance(gate, ClippingBiasGate):

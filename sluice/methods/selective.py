@@ -7,9 +7,8 @@ from dataclasses import replace
 from scipy.stats import norm
 
 from sluice.accounting import create_accountant
-from sluice.accounting.calibration import Calibration, calibrate
 from sluice.accounting.gate_calibration import REFERENCE_RATIO
-from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -23,50 +22,41 @@ def selective_mechanism(settings: RunSettings, dataset_size: int) -> SelectiveRe
     a reference noise five times that.
     """
     rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
-    noise_multiplier, gate = _noise_and_gate(settings, rate, expected_batch_size=rate * dataset_size)
-    mechanism = SelectiveRelease(
-        sample_rate=rate,
-        expected_batch_size=rate * dataset_size,
-        scaling=scaling_rule(settings),
-        noise_multiplier=noise_multiplier,
-        releases=settings.releases,
-        gate=gate,
+    mechanism = _with_noise(
+        settings,
+        SelectiveRelease(
+            sample_rate=rate,
+            expected_batch_size=rate * dataset_size,
+            scaling=scaling_rule(settings),
+            releases=settings.releases,
+            gate=_bias_gate(settings, rate * dataset_size),
+        ),
     )
+    gate = mechanism.gate
     if gate is not None and gate.max_attempts is not None and mechanism.provable:
         # The accountant refuses a cap on attempts that costs more than delta; better now than after training.
         create_accountant(settings.accountant).compose(mechanism.dp_event).get_epsilon(settings.delta)
     return mechanism
 
 
-def _noise_and_gate(settings: RunSettings, rate: float, *, expected_batch_size: float) -> tuple[float, Gate | None]:
-    gate = _bias_gate(settings, expected_batch_size)
-    if settings.noise_multiplier is not None:
-        sigma = settings.noise_multiplier
-        if settings.chosen_gate == "coin":
-            return sigma, _coin(settings, gate_noise=sigma)
-        return sigma, None if gate is None else _with_noise(gate, settings, sigma)
-    chosen = _calibrated(settings, rate, gate)
+def _with_noise(settings: RunSettings, open_mechanism: SelectiveRelease) -> SelectiveRelease:
+    sigma = settings.noise_multiplier
     if settings.chosen_gate == "coin":
         # The blur of a calibrated clipping-bias gate is that of the gradient noise, so the coin falls as often.
-        chosen = _calibrated(settings, rate, _coin(settings, gate_noise=chosen.noise_multiplier))
-    return chosen.noise_multiplier, chosen.gate
+        blur = _calibrated(settings, open_mechanism).sigma if sigma is None else sigma
+        open_mechanism = replace(open_mechanism, gate=_coin(settings, gate_noise=blur))
+    if sigma is None:
+        return _calibrated(settings, open_mechanism)
+    gate = open_mechanism.gate
+    if isinstance(gate, ClippingBiasGate):
+        gate_noise = sigma if settings.gate_noise is None else settings.gate_noise
+        reference_noise = REFERENCE_RATIO * sigma if settings.reference_noise is None else settings.reference_noise
+        gate = replace(gate, gate_noise=gate_noise, reference_noise=reference_noise)
+    return replace(open_mechanism, noise_multiplier=sigma, gate=gate)
 
 
-def _calibrated(settings: RunSettings, rate: float, gate: Gate | None) -> Calibration:
-    return calibrate(
-        sample_rate=rate,
-        releases=settings.releases,
-        target_epsilon=settings.epsilon,
-        target_delta=settings.delta,
-        gate=gate,
-        accountant=settings.accountant,
-    )
-
-
-def _with_noise(gate: ClippingBiasGate, settings: RunSettings, sigma: float) -> ClippingBiasGate:
-    gate_noise = sigma if settings.gate_noise is None else settings.gate_noise
-    reference_noise = REFERENCE_RATIO * sigma if settings.reference_noise is None else settings.reference_noise
-    return replace(gate, gate_noise=gate_noise, reference_noise=reference_noise)
+def _calibrated(settings: RunSettings, open_mechanism: SelectiveRelease) -> SelectiveRelease:
+    return open_mechanism.calibrate(epsilon=settings.epsilon, delta=settings.delta, accountant=settings.accountant)
 
 
 def scaling_rule(settings: RunSettings) -> ScalingRule:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
@@ -12,9 +13,41 @@ from sluice._base.errors import InputError
 from sluice.mechanism.gates import ClippingBiasGate, Gate
 from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import Clip, GlobalScaling, ScalingRule
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.training.batches import Batches
 
 
-def sample_rate_of(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:
+@dataclass(frozen=True, kw_only=True)
+class SelectiveArguments:
+    """What `make_private` is told about its mechanism, in the words of Opacus; it says what they mean."""
+
+    data_loader: DataLoader[Any] | Dataset[Any]
+    max_grad_norm: float
+    releases: int | None
+    epochs: int | None
+    sample_rate: float | None
+    scaling: ScalingRule | None
+    gate: Gate | None
+    preparation: tuple[float, ...]
+
+    def mechanism(self, noise_multiplier: float | None = None) -> SelectiveRelease:
+        """The mechanism, with this noise or with noise that is left open."""
+        size = Batches(self.data_loader).size
+        rate = _sample_rate(self.sample_rate, self.data_loader, size)
+        return SelectiveRelease(
+            sample_rate=rate,
+            expected_batch_size=rate * size,
+            scaling=_scaling(self.scaling, self.max_grad_norm),
+            noise_multiplier=noise_multiplier,
+            releases=_total_releases(self.releases, self.epochs, math.ceil(1 / rate)),
+            gate=_gate(
+                self.gate, scaling=self.scaling, max_grad_norm=self.max_grad_norm, expected_batch_size=rate * size
+            ),
+            preparation=self.preparation,
+        )
+
+
+def _sample_rate(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:
     """The rate that is given, or the loader's batch size over the number of records, exactly."""
     if isinstance(source, DataLoader) and not isinstance(source.sampler, RandomSampler | SequentialSampler):
         raise InputError(
@@ -29,7 +62,7 @@ def sample_rate_of(given: float | None, source: DataLoader[Any] | Dataset[Any], 
     return exact_sample_rate(batch_size=source.batch_size, dataset_size=size)
 
 
-def total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> int:
+def _total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> int:
     """The number of releases, of which one of the two arguments tells."""
     if (releases is None) == (epochs is None):
         raise InputError(f"releases={releases}, epochs={epochs} is not allowed: give exactly one of the two.")
@@ -41,7 +74,7 @@ def total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> 
     return releases
 
 
-def scaling_with(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
+def _scaling(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
     """The rule with the bound that is given beside it; None clips."""
     validate.positive(max_grad_norm=max_grad_norm)
     if scaling is None:
@@ -54,7 +87,7 @@ def scaling_with(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRu
     return replace(scaling, max_grad_norm=max_grad_norm)
 
 
-def gate_with(
+def _gate(
     gate: Gate | None, *, scaling: ScalingRule | None, max_grad_norm: float, expected_batch_size: float
 ) -> Gate | None:
     """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""

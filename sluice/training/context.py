@@ -112,8 +112,8 @@ class RawSum:
         self._rows = 0
         self._total: dict[str, Tensor] | None = None
 
-    def add(self, chunk: Chunk, weights: Tensor) -> None:
-        """Add the gradients of a chunk, each times its weight."""
+    def add(self, chunk: Chunk, weights: Tensor | Mapping[str, Tensor]) -> None:
+        """Add the gradients of a chunk, each times its weight, which may differ from layer to layer."""
         if self._rows >= BLOCK_ROWS:
             self._fold()
             for part in self._block.values():

@@ -16,24 +16,22 @@ from torch.utils.data import DataLoader, Dataset
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.accounting.calibration import calibrate
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
-from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
 from sluice.runs.folder import configuration_hash
 from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header, one_after_the_other
-from sluice.training.arguments import gate_with, sample_rate_of, scaling_with, total_releases
+from sluice.training.arguments import SelectiveArguments
 from sluice.training.batches import Batches
 from sluice.training.context import Loss, TrainingContext
-from sluice.training.executor import Executor
-from sluice.training.loader import PrivateLoader
-from sluice.training.selective_release import SelectiveReleaseExecutor
+from sluice.training.executor import Executor, PiecewiseExecutor
+from sluice.training.loop import PrivateLoader, ordinary_loop
+from sluice.training.options import TrainingOptions
 from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
@@ -64,9 +62,8 @@ class PrivacyEngine:
         validate.one_of(("pld", "rdp"), accountant=accountant)
         self.accountant = accountant
         self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
-        self._target_epsilon: float | None = None
-        self._promise: Mechanism | None = None
-        self._procedure: Executor | None = None
+        self._mechanism: Mechanism | None = None
+        self._executor: Executor[Any] | None = None
         self._recorder: LedgerRecorder | None = None
         self._capture: LoopCapture | None = None
         self._average: AveragedModel | None = None
@@ -94,7 +91,7 @@ class PrivacyEngine:
         ledger: str | Path | None = None,
         ledger_delta: float = 1e-5,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-        """Wire a mechanism to a model, an optimizer and a data set.
+        """Selective release, or plain DP-SGD, in the words of Opacus: `make_private_by`, then `ordinary_loop`.
 
         Args:
             module: returned as it is; neither wrapped nor renamed.
@@ -110,58 +107,32 @@ class PrivacyEngine:
             scaling: from norms to weights; None clips at ``max_grad_norm``. Its own ``max_grad_norm`` must agree.
             gate: which attempts are released; None releases all: plain DP-SGD.
             preparation: noise multipliers of Gaussian releases already made from the same records.
-            loss_reduction: what the loss returns in your loop: "mean" or "sum" over the batch.
-            lr_scheduler: advanced with each release. Do not call its ``step`` yourself.
-            ema_decay: also keep a running average of the released weights (`averaged`); costs no privacy.
-            max_physical_batch_size: at most so many records go through the model at once; bounds the memory only.
-            before_release: called with the number of a release before it is applied.
-            ledger: a file in which every release is put on record before it is applied; ``sluice verify`` reads it.
-                If it exists the run goes on with it: call `load`, or what it has on record counts as lost.
-            ledger_delta: the delta at which that ledger reports.
+
+        The other arguments are those of `TrainingOptions`.
         """
-        self._require_unused()
-        batches = Batches(data_loader)
-        rate = sample_rate_of(sample_rate, data_loader, batches.size)
-        per_epoch = math.ceil(1 / rate)
-        mechanism = SelectiveRelease(
-            sample_rate=rate,
-            expected_batch_size=rate * batches.size,
-            scaling=scaling_with(scaling, max_grad_norm),
-            noise_multiplier=noise_multiplier,
-            releases=total_releases(releases, epochs, per_epoch),
-            gate=gate_with(gate, scaling=scaling, max_grad_norm=max_grad_norm, expected_batch_size=rate * batches.size),
+        arguments = SelectiveArguments(
+            data_loader=data_loader,
+            max_grad_norm=max_grad_norm,
+            releases=releases,
+            epochs=epochs,
+            sample_rate=sample_rate,
+            scaling=scaling,
+            gate=gate,
             preparation=preparation,
         )
-        recorder = None
-        if ledger is not None:
-            target = self._target_epsilon
-            header = ledger_header(
-                mechanism,
-                delta=ledger_delta,
-                secure=self.noise.secure,
-                accountant=self.accountant,
-                target_epsilon=target,
-            )
-            recorder = LedgerRecorder(Path(ledger), header=header, repeats_noise=not self.noise.secure)
-
-        context = self._context(
-            module=module,
-            optimizer=optimizer,
-            batches=batches,
+        options = TrainingOptions(
             loss_reduction=loss_reduction,
             lr_scheduler=lr_scheduler,
             ema_decay=ema_decay,
-            piece_size=max_physical_batch_size,
+            max_physical_batch_size=max_physical_batch_size,
             gradient_options=gradient_options,
-            before_release=one_after_the_other(recorder.before_release if recorder else None, before_release),
-            expected_batch_size=mechanism.expected_batch_size,
-            loop_batch=mechanism.expected_batch_size,
+            before_release=before_release,
+            ledger=ledger,
+            ledger_delta=ledger_delta,
         )
-        releaser = SelectiveReleaseExecutor(mechanism, context)
-        if recorder is not None:
-            releaser.begin_after(recorder.continue_from(0))
-        self._promise, self._procedure, self._recorder = mechanism, releaser, recorder
-        return self._ordinary_loop(releaser, releases_per_pass=mechanism.releases if epochs is None else per_epoch)
+        mechanism = arguments.mechanism(noise_multiplier)
+        self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
+        return self.ordinary_loop(passes=epochs or 1)
 
     def make_private_with_epsilon(
         self,
@@ -191,30 +162,17 @@ class PrivacyEngine:
         Noise of the gate and of its reference is chosen too where the gate leaves it open. The other arguments are
         those of `make_private`.
         """
-        size = Batches(data_loader).size
-        rate = sample_rate_of(sample_rate, data_loader, size)
-        chosen = calibrate(
-            sample_rate=rate,
-            releases=total_releases(releases, epochs, math.ceil(1 / rate)),
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            gate=gate_with(gate, scaling=scaling, max_grad_norm=max_grad_norm, expected_batch_size=rate * size),
-            preparation=preparation,
-            accountant=self.accountant,
-        )
-        self._target_epsilon = target_epsilon
-        return self.make_private(
-            module=module,
-            optimizer=optimizer,
+        arguments = SelectiveArguments(
             data_loader=data_loader,
-            noise_multiplier=chosen.noise_multiplier,
             max_grad_norm=max_grad_norm,
             releases=releases,
             epochs=epochs,
-            sample_rate=rate,
+            sample_rate=sample_rate,
             scaling=scaling,
-            gate=chosen.gate,
+            gate=gate,
             preparation=preparation,
+        )
+        options = TrainingOptions(
             loss_reduction=loss_reduction,
             lr_scheduler=lr_scheduler,
             ema_decay=ema_decay,
@@ -223,108 +181,88 @@ class PrivacyEngine:
             before_release=before_release,
             ledger=ledger,
             ledger_delta=target_delta,
+            ledger_target=target_epsilon,
         )
+        mechanism = arguments.mechanism().calibrate(
+            epsilon=target_epsilon, delta=target_delta, accountant=self.accountant
+        )
+        self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
+        return self.ordinary_loop(passes=epochs or 1)
 
     def make_private_by(
         self,
-        promise: Mechanism,
+        mechanism: Mechanism,
         *,
         module: nn.Module,
         optimizer: Optimizer,
         data_loader: DataLoader[Any] | Dataset[Any],
-        loss_reduction: str = "mean",
-        lr_scheduler: LRScheduler | None = None,
-        ema_decay: float | None = None,
-        max_physical_batch_size: int = 256,
-        gradient_options: GradientOptions | None = None,
-        before_release: Callable[[int], None] | None = None,
+        options: TrainingOptions | None = None,
     ) -> None:
-        """Wire any promise, such as one of ``sluice.methods``, to a model, an optimizer and a data set.
+        """Wire any mechanism, such as one of ``sluice.methods`` or your own, to a model, an optimizer and a data set.
 
-        Train with `releases`. The arguments are those of `make_private`.
+        Train with `releases`, or, where the mechanism allows it, with the loop that `ordinary_loop` gives.
         """
-        self._require_unused()
-        context = self._context(
-            module=module,
-            optimizer=optimizer,
-            batches=Batches(data_loader),
-            loss_reduction=loss_reduction,
-            lr_scheduler=lr_scheduler,
-            ema_decay=ema_decay,
-            piece_size=max_physical_batch_size,
-            gradient_options=gradient_options,
-            before_release=before_release or (lambda number: None),
-            expected_batch_size=getattr(promise, "expected_batch_size", math.inf),
-        )
-        self._promise, self._procedure = promise, executor_of(promise)(promise, context)
-
-    def _context(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        batches: Batches,
-        loss_reduction: str,
-        lr_scheduler: LRScheduler | None,
-        ema_decay: float | None,
-        piece_size: int,
-        gradient_options: GradientOptions | None,
-        before_release: Callable[[int], None],
-        expected_batch_size: float,
-        loop_batch: float = 0.0,
-    ) -> TrainingContext:
-        validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
-        validate.positive_integer(max_physical_batch_size=piece_size)
+        if self._mechanism is not None:
+            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
         if isinstance(optimizer, PrivateOptimizer):
             raise InputError("the optimizer is private already: give make_private the original one.")
+        mechanism.require_complete()
+        options = options or TrainingOptions()
+        batches = Batches(data_loader)
         self._module = module
-        if ema_decay is not None:
-            validate.open_fraction(ema_decay=ema_decay)
-            self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
+        if options.ema_decay is not None:
+            self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay))
         self._updates = WeightUpdater(
-            module=module, optimizer=optimizer, lr_scheduler=lr_scheduler, after_release=self._update_average
+            module=module, optimizer=optimizer, lr_scheduler=options.lr_scheduler, after_release=self._update_average
         )
-        return TrainingContext(
-            gradients=PerSampleGradients(
-                module,
-                loss_reduction=loss_reduction,
-                options=gradient_options,
-                expected_batch_size=expected_batch_size,
-            ),
+        gradients = PerSampleGradients(
+            module,
+            loss_reduction=options.loss_reduction,
+            options=options.gradient_options,
+            expected_batch_size=getattr(mechanism, "expected_batch_size", math.inf),
+        )
+        recorder = self._recorder_for(mechanism, options)
+        context = TrainingContext(
+            gradients=gradients,
             batches=batches,
             updates=self._updates,
             noise=self.noise,
-            piece_size=piece_size,
-            before_release=before_release,
-            loop_batch=loop_batch,
+            piece_size=options.max_physical_batch_size,
+            before_release=one_after_the_other(recorder.before_release if recorder else None, options.before_release),
         )
+        executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
+        if recorder is not None:
+            executor.begin_after(recorder.continue_from(0))
+        self._mechanism, self._executor, self._recorder = mechanism, executor, recorder
 
-    def _ordinary_loop(
-        self, releaser: SelectiveReleaseExecutor, *, releases_per_pass: int
-    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-        context = releaser.context
-        self._capture = capture = LoopCapture(context.gradients, rows=context.loop_rows)
-        updates = context.updates
-        loader = PrivateLoader(
-            batches=context.batches,
-            releaser=releaser,
-            capture=capture,
-            piece_size=context.loop_rows,
-            releases_per_pass=releases_per_pass,
+    def _recorder_for(self, mechanism: Mechanism, options: TrainingOptions) -> LedgerRecorder | None:
+        if options.ledger is None:
+            return None
+        header = ledger_header(
+            mechanism,
+            delta=options.ledger_delta,
+            secure=self.noise.secure,
+            accountant=self.accountant,
+            target_epsilon=options.ledger_target,
         )
+        return LedgerRecorder(Path(options.ledger), header=header, repeats_noise=not self.noise.secure)
 
-        def consume() -> None:
-            chunk = capture.collect()
-            if loader.randomness is not None:
-                loader.randomness.leave()
-            updates.check_settings()
-            if releaser.absorb(chunk) and loader.last_piece:
-                updates.check_untouched()
-                releaser.finish()
-            else:
-                updates.nothing_released()
+    def ordinary_loop(self, *, passes: int = 1) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        """The module, optimizer and loader of a loop of your own: forward, backward, ``optimizer.step()``.
 
-        return context.module, PrivateOptimizer(updates, consume=consume), loader
+        Args:
+            passes: how often to go through the loader, which ends after as many releases each time.
+        """
+        executor = self._running()
+        if not isinstance(executor, PiecewiseExecutor):
+            raise InputError(
+                f"a loop of your own is not allowed for {self.mechanism.kind}: it looks at a batch more than once. Train "
+                "with engine.releases(loss)."
+            )
+        validate.positive_integer(passes=passes)
+        per_pass = math.ceil(self.mechanism.releases / passes)
+        self._capture, optimizer, loader = ordinary_loop(executor, releases_per_pass=per_pass)
+        return self._module, optimizer, loader
 
     def releases(self, loss: Loss) -> Iterator[int]:
         """Train at full speed: one iteration for each release, which gives its number.
@@ -335,19 +273,19 @@ class PrivacyEngine:
 
         Does the same as the ordinary loop, in chunks that fit the cache, and stops when the last release is made.
         """
-        procedure = self._running()
+        executor = self._running()
         if self._capture is not None:
             self._capture.detach()
-        while not procedure.done:
-            procedure.make_release(loss)
-            yield procedure.released
+        while not executor.done:
+            executor.make_release(loss)
+            yield executor.released
 
     @property
     def mechanism(self) -> Mechanism:
         """What this run promises: public."""
         self._running()
-        assert self._promise is not None
-        return self._promise
+        assert self._mechanism is not None
+        return self._mechanism
 
     @property
     def released(self) -> int:
@@ -432,7 +370,7 @@ class PrivacyEngine:
     def load(self, folder: str | Path) -> str | None:
         """Go on from the newest checkpoint of a folder that is whole.
 
-        With a ledger, releases on record that the checkpoint does not contain stay charged.
+        With a ledger, releases logged there that the checkpoint does not contain stay charged.
 
         Returns:
             What was passed over because it is damaged, or None.
@@ -448,7 +386,7 @@ class PrivacyEngine:
         return configuration_hash(self.mechanism.to_dict())
 
     def close(self) -> None:
-        """Stop watching the model, and give the ledger free."""
+        """Stop watching the model, and release the ledger's lock."""
         if self._capture is not None:
             self._capture.detach()
         if self._recorder is not None:
@@ -458,11 +396,7 @@ class PrivacyEngine:
         if self._average is not None:
             self._average.update_parameters(self._module)
 
-    def _running(self) -> Executor:
-        if self._procedure is None:
+    def _running(self) -> Executor[Any]:
+        if self._executor is None:
             raise InputError("no run is set up: call make_private or make_private_with_epsilon first.")
-        return self._procedure
-
-    def _require_unused(self) -> None:
-        if self._promise is not None:
-            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
+        return self._executor

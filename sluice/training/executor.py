@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from sluice._base.errors import InputError
@@ -12,6 +12,9 @@ from sluice._base.interrupts import uninterrupted
 from sluice.randomness.model_state import ModelRandomness
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sluice.gradients import Chunk
     from sluice.training.context import Loss, TrainingContext
 
 T = TypeVar("T")
@@ -175,4 +178,37 @@ class Executor(ABC, Generic[T]):
         return
 
 
-__all__ = ["Draft", "Executor", "PrivateTrace"]
+class PiecewiseExecutor(Executor[T]):
+    """An executor that the user's own loop can drive, because it looks at each chunk of a batch once.
+
+    Use: ``indices = draw()``; ``absorb(chunk)`` for each chunk of that batch until it says no; ``finish()``.
+    """
+
+    @property
+    @abstractmethod
+    def expected_batch_size(self) -> float:
+        """How many records a batch has on average: public."""
+
+    @property
+    @abstractmethod
+    def still_possible(self) -> bool:
+        """Whether the attempt in progress may still be released: sensitive."""
+
+    @abstractmethod
+    def draw(self) -> Tensor:
+        """Start an attempt: the indices of its batch, which may be empty."""
+
+    @abstractmethod
+    def absorb(self, chunk: Chunk) -> bool:
+        """Take in a chunk of the batch; false once the attempt is rejected."""
+
+    @abstractmethod
+    def finish(self) -> bool:
+        """Release the attempt, or forget it. Whether it was released is sensitive."""
+
+    def serve_loop(self) -> None:
+        """Prepare to be driven by a loop, whose larger rounding errors all releases from now on are charged for."""
+        self.context = replace(self.context, loop_batch=self.expected_batch_size)
+
+
+__all__ = ["Draft", "Executor", "PiecewiseExecutor", "PrivateTrace"]

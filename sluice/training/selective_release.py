@@ -19,7 +19,7 @@ from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
-from sluice.training.executor import Draft, Executor
+from sluice.training.executor import Draft, PiecewiseExecutor
 
 
 class GaveUpError(SluiceError):
@@ -34,11 +34,19 @@ class AcceptedBatch:
     raw_metric: float
 
 
-class SelectiveReleaseExecutor(Executor[AcceptedBatch]):
+class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     """Makes the releases of selective release, or of plain DP-SGD, one attempt at a time.
 
-    Use: ``indices = begin()``; ``absorb(chunk)`` for each chunk of that batch until it says no; ``finish()``. Or
-    ``make_release``, which does it all.
+    A step, from top to bottom:
+
+    | stage | where |
+    |---|---|
+    | draw the gate's noise, then a batch | `draw` |
+    | measure a chunk, decide whether it still may pass, add it to the sum | `absorb` |
+    | log the release | `Executor.commit` |
+    | add noise, apply | `apply` |
+
+    `prepare` draws and absorbs until an attempt passes; a loop of the user's own does it by hand and calls `finish`.
 
     Guarantee:
         Each update applied is one release as `SelectiveReleaseDpEvent` (or the plain sampled Gaussian, without
@@ -62,8 +70,11 @@ class SelectiveReleaseExecutor(Executor[AcceptedBatch]):
         self._measured = 0
 
     @property
+    def expected_batch_size(self) -> float:
+        return self.mechanism.expected_batch_size
+
+    @property
     def still_possible(self) -> bool:
-        """Whether the attempt in progress may still be released: sensitive."""
         return not self._rejected
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
@@ -72,66 +83,50 @@ class SelectiveReleaseExecutor(Executor[AcceptedBatch]):
         return self._draft()
 
     def _attempt_passes(self, loss: Loss) -> bool:
-        for chunk in self.context.chunks(self.begin(), loss):
-            if not self.absorb(chunk):
-                return False
-        return self._is_accepted()
+        indices = self.draw()
+        return all(self.absorb(chunk) for chunk in self.context.chunks(indices, loss)) and self._is_accepted()
 
-    def begin(self) -> Tensor:
-        """Start an attempt: the indices of its batch, which may be empty."""
+    def draw(self) -> Tensor:
         self.require_more()
         self._forget()
-        gate = self.mechanism.gate
-        if gate is not None and self.reference is not None:
-            left = None if gate.max_attempts is None else gate.max_attempts - self._attempts_used
-            self._attempt = gate.begin(self.reference, self.noise, attempts_left=left)
-            if self._attempt.cannot_be_accepted:
-                raise GaveUpError(
-                    f"release {self.released + 1} used up max_attempts={gate.max_attempts} and the run stops here. "
-                    "What was released so far stands and is accounted for."
-                )
+        self._draw_gate_noise()
         return self._sampler.sample()
 
     def absorb(self, chunk: Chunk) -> bool:
-        """Measure a chunk of the batch and add it to the sum; false once the attempt is rejected."""
-        norms = chunk.norms
-        self._measured += len(chunk)
+        norms = self._measure(chunk)
         if self._attempt is not None and not self._attempt.add(norms):
             return self._is_accepted()
-        if self._raw_sum is None:
-            self._raw_sum = self.context.raw_sum()
-        self._raw_sum.add(chunk, self.mechanism.scaling(norms))
+        self._add_to_sum(chunk, self.mechanism.scaling(norms))
         return True
 
     def finish(self) -> bool:
-        """Release the attempt, or forget it. Whether it was released is sensitive."""
         if not self._is_accepted():
             return False
         self.commit(self._draft())
         return True
 
     def apply(self, content: AcceptedBatch) -> None:
-        mechanism, raw_sum = self.mechanism, content.raw_sum
-        noisy_sum(
-            list(raw_sum.values()),
-            noise_multiplier=mechanism.noise_multiplier,
-            sensitivity=mechanism.scaling.sensitivity,
-            noise=self.noise,
-            sum_error=self.context.sum_error * mechanism.scaling.sensitivity,
-        )
-        if mechanism.gate is not None and self.reference is not None:
-            self.reference = mechanism.gate.next_reference(self.reference, content.raw_metric, self.noise)
+        released = self._with_noise(content.raw_sum)
+        self._publish_reference(content.raw_metric)
         self._attempts_used = self._measured = 0
         self._forget()
-        self.context.apply({name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()})
+        self.context.apply(released)
 
-    def own_state(self) -> dict[str, Any]:
-        return {"reference": None if self.reference is None else asdict(self.reference)}
+    def _draw_gate_noise(self) -> None:
+        gate = self.mechanism.gate
+        if gate is None or self.reference is None:
+            return
+        left = None if gate.max_attempts is None else gate.max_attempts - self._attempts_used
+        self._attempt = gate.begin(self.reference, self.noise, attempts_left=left)
+        if self._attempt.cannot_be_accepted:
+            raise GaveUpError(
+                f"release {self.released + 1} used up max_attempts={gate.max_attempts} and the run stops here. "
+                "What was released so far stands and is accounted for."
+            )
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        self._forget()
-        self._attempts_used = self._measured = 0
-        self.reference = None if state["reference"] is None else ReferenceState(**state["reference"])
+    def _measure(self, chunk: Chunk) -> Tensor:
+        self._measured += len(chunk)
+        return chunk.norms
 
     def _is_accepted(self) -> bool:
         """Whether the attempt passes, all of its batch being measured; a rejection is counted, once."""
@@ -143,6 +138,35 @@ class SelectiveReleaseExecutor(Executor[AcceptedBatch]):
         self._attempts_used += self._attempt.count
         self._raw_sum = None
         return False
+
+    def _add_to_sum(self, chunk: Chunk, weights: Tensor) -> None:
+        if self._raw_sum is None:
+            self._raw_sum = self.context.raw_sum()
+        self._raw_sum.add(chunk, weights)
+
+    def _with_noise(self, raw_sum: dict[str, Tensor]) -> dict[str, Tensor]:
+        mechanism = self.mechanism
+        noisy_sum(
+            list(raw_sum.values()),
+            noise_multiplier=mechanism.sigma,
+            sensitivity=mechanism.scaling.sensitivity,
+            noise=self.noise,
+            sum_error=self.context.sum_error * mechanism.scaling.sensitivity,
+        )
+        return {name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()}
+
+    def _publish_reference(self, raw_metric: float) -> None:
+        gate = self.mechanism.gate
+        if gate is not None and self.reference is not None:
+            self.reference = gate.next_reference(self.reference, raw_metric, self.noise)
+
+    def own_state(self) -> dict[str, Any]:
+        return {"reference": None if self.reference is None else asdict(self.reference)}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._forget()
+        self._attempts_used = self._measured = 0
+        self.reference = None if state["reference"] is None else ReferenceState(**state["reference"])
 
     def _draft(self) -> Draft[AcceptedBatch]:
         attempt = self._attempt

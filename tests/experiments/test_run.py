@@ -391,13 +391,13 @@ def test_a_run_whose_records_were_held_out_by_another_rule_is_not_resumed(digits
 
 
 def test_giving_up_ends_the_run_and_says_so(digits, tmp_path, monkeypatch):
-    def begin(self: SelectiveReleaseExecutor) -> Tensor:
+    def draw(self: SelectiveReleaseExecutor) -> Tensor:
         if self.released == 5:
             raise GaveUpError("release 6 used up its attempts")
         return original(self)
 
-    original = SelectiveReleaseExecutor.begin
-    monkeypatch.setattr(SelectiveReleaseExecutor, "begin", begin)
+    original = SelectiveReleaseExecutor.draw
+    monkeypatch.setattr(SelectiveReleaseExecutor, "draw", draw)
     result = train(tmp_path / "run", digits)
     assert result.releases == 5
     assert result.epsilon == result.mechanism.epsilon_after(RELEASES, delta=result.delta, accountant="rdp")

@@ -32,6 +32,7 @@ from sluice.runs.verify import verify_run
 from sluice.training.batches import Batches
 from sluice.training.context import TrainingContext
 from sluice.training.engine import PrivacyEngine
+from sluice.training.options import TrainingOptions
 from sluice.training.weights import WeightUpdater
 
 RUNS = 600
@@ -475,7 +476,7 @@ def test_pieces_of_any_size_give_the_same_run():
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             data_loader=TensorDataset(x, y),
-            max_physical_batch_size=piece,
+            options=TrainingOptions(max_physical_batch_size=piece),
         )
         assert list(engine.releases(F.mse_loss)) == [1, 2, 3, 4, 5, 6]
         outcomes.append(model.weight.detach().clone())

@@ -100,7 +100,7 @@ def test_both_losses_are_taken_on_the_same_fresh_batch(monkeypatch):
 
 def test_the_test_has_the_noise_that_is_accounted():
     engine, _, _ = run(make_mechanism(validation_noise=1.3, loss_clip=0.01, threshold=-1.0))
-    executor = engine._procedure
+    executor = engine._executor
     assert isinstance(executor, SelectiveUpdates)
     for raw_change in (-0.01, 0.0, 0.01):
         share = sum(executor._passes(raw_change) for _ in range(4000)) / 4000
@@ -110,7 +110,7 @@ def test_the_test_has_the_noise_that_is_accounted():
 
 def test_a_change_that_is_not_a_number_counts_as_the_worst():
     engine, _, _ = run(make_mechanism())
-    executor = engine._procedure
+    executor = engine._executor
     assert isinstance(executor, SelectiveUpdates)
     nothing = torch.zeros(0, dtype=torch.float64)
     assert executor._raw_change(nothing, nothing) == 0.0
@@ -229,7 +229,7 @@ def test_a_lost_release_is_charged_with_the_most_that_it_can_have_tried(monkeypa
     engine, _, _ = run(mechanism)
     state = engine.state_dict()
     engine.load_state_dict(state, lost=1)
-    executor = engine._procedure
+    executor = engine._executor
     assert isinstance(executor, SelectiveUpdates)
     assert executor._attempts_left == 200 - most
     engine.load_state_dict(state, lost=2)

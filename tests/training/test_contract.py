@@ -40,6 +40,7 @@ from sluice.randomness.noise import SeededNoise
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training import selective_release as release_module
 from sluice.training.engine import PrivacyEngine
+from sluice.training.options import TrainingOptions
 
 CLASSES, FEATURES = 3, 12
 CLIP = 0.7
@@ -300,7 +301,7 @@ def release_once(mechanism: Mechanism, model: str, neighbours: Neighbours, *, wi
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
         data_loader=neighbours.data(with_z=with_z),
-        max_physical_batch_size=64,
+        options=TrainingOptions(max_physical_batch_size=64),
     )
     next(engine.releases(F.cross_entropy))
 

@@ -207,7 +207,7 @@ def test_the_loop_ends_by_itself_and_nothing_goes_beyond_the_budget():
     assert run.engine.released == 5
     assert list(run.loader) == []
     with pytest.raises(InputError, match="all releases=5 of this run are made"):
-        run.engine._running().begin()
+        run.engine._running().draw()
 
 
 def test_epochs_end_the_loader_after_each_pass():

@@ -30,6 +30,7 @@ from sluice.methods.matrix import MatrixMechanism
 from sluice.methods.matrix.execution import CorrelatedSteps
 from sluice.methods.non_private import NonPrivate
 from sluice.training.engine import PrivacyEngine
+from sluice.training.options import TrainingOptions
 
 SIZE, RELEASES = 40, 3
 GATE = ClippingBiasGate(
@@ -118,9 +119,9 @@ class Run:
             module=self.model,
             optimizer=self.optimizer,
             data_loader=TensorDataset(x, y),
-            before_release=self.logged.append,
+            options=TrainingOptions(before_release=self.logged.append),
         )
-        self.executor: Any = self.engine._procedure
+        self.executor: Any = self.engine._executor
 
     def release(self) -> None:
         next(self.engine.releases(F.cross_entropy))
@@ -148,7 +149,7 @@ WATCHED = {
         "training/executor.py",
         "training/selective_release.py",
         "training/weights.py",
-        "training/loader.py",
+        "training/loop.py",
         "randomness/correlated.py",
         "randomness/grouped_sampling.py",
         "methods/dpsur/execution.py",
@@ -339,7 +340,7 @@ def test_the_ordinary_loop_can_be_interrupted_at_every_line_of_a_step(strike):
             at_line(line, strike, loop)
         except (KeyboardInterrupt, MemoryError):
             interrupted += 1
-        executor: Any = engine._procedure
+        executor: Any = engine._executor
         assert executor.spent >= len(logged)
         try:
             loop()
@@ -356,8 +357,8 @@ def test_the_ordinary_loop_can_be_interrupted_at_every_line_of_a_step(strike):
 def test_attempts_that_were_interrupted_do_not_count_towards_the_cap(monkeypatch):
     run = Run(SELECTIVE)
     executor = run.executor
-    executor.begin()
-    executor.begin()
+    executor.draw()
+    executor.draw()
     assert executor._attempts_used == 0
 
 

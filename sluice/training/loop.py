@@ -1,4 +1,4 @@
-"""The loader of the ordinary loop: Poisson batches, in pieces, until the last release is made."""
+"""The ordinary loop: Poisson batches, in pieces, until the last release is made; each step absorbs a piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from sluice.gradients.loop import LoopCapture
 from sluice.randomness.model_state import ModelRandomness
 from sluice.training.batches import Batches, rows_in
-from sluice.training.selective_release import SelectiveReleaseExecutor
+from sluice.training.executor import PiecewiseExecutor
+from sluice.training.weights import PrivateOptimizer
 
 
 class PrivateLoader:
@@ -23,14 +24,14 @@ class PrivateLoader:
         self,
         *,
         batches: Batches,
-        releaser: SelectiveReleaseExecutor,
+        executor: PiecewiseExecutor[Any],
         capture: LoopCapture,
         piece_size: int,
         releases_per_pass: int,
     ) -> None:
         self.dataset = batches.dataset
         self._batches = batches
-        self._releaser = releaser
+        self._executor = executor
         self._capture = capture
         self._piece_size = piece_size
         self._releases_per_pass = releases_per_pass
@@ -38,15 +39,15 @@ class PrivateLoader:
         self.randomness: ModelRandomness | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        end = self._releaser.released + self._releases_per_pass
+        end = self._executor.released + self._releases_per_pass
         self._capture.attach()
-        while not self._releaser.done and self._releaser.released < end:
-            indices = self._releaser.noise.random_order(self._releaser.begin())
+        while not self._executor.done and self._executor.released < end:
+            indices = self._executor.noise.random_order(self._executor.draw())
             if len(indices) == 0:
-                self._releaser.finish()  # an empty sample is legal: noise alone, and charged like any other
+                self._executor.finish()  # an empty sample is legal: noise alone, and charged like any other
                 continue
             # From reading a piece to its step everything random (augmentation, dropout) comes from the run's own source.
-            self.randomness = ModelRandomness(self._releaser.noise)
+            self.randomness = ModelRandomness(self._executor.noise)
             self.randomness.enter()
             try:
                 yield from self._pieces(indices, self.randomness)
@@ -62,6 +63,35 @@ class PrivateLoader:
             self._capture.expect(rows)
             yield piece
             self._capture.require_collected()
-            if not self._releaser.still_possible:
+            if not self._executor.still_possible:
                 break
             randomness.enter()
+
+
+def ordinary_loop(
+    executor: PiecewiseExecutor[Any], *, releases_per_pass: int
+) -> tuple[LoopCapture, PrivateOptimizer, PrivateLoader]:
+    """What a user's own loop needs to drive an executor: what watches the model, the optimizer and the loader."""
+    executor.serve_loop()
+    context, updates = executor.context, executor.context.updates
+    capture = LoopCapture(context.gradients, rows=context.loop_rows)
+    loader = PrivateLoader(
+        batches=context.batches,
+        executor=executor,
+        capture=capture,
+        piece_size=context.loop_rows,
+        releases_per_pass=releases_per_pass,
+    )
+
+    def consume() -> None:
+        chunk = capture.collect()
+        if loader.randomness is not None:
+            loader.randomness.leave()
+        updates.check_settings()
+        if executor.absorb(chunk) and loader.last_piece:
+            updates.check_untouched()
+            executor.finish()
+        else:
+            updates.nothing_released()
+
+    return capture, PrivateOptimizer(updates, consume=consume), loader

@@ -1,0 +1,46 @@
+"""How a run is trained, whatever its mechanism: nothing here changes what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from sluice._base import validate
+from sluice.gradients import GradientOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What `PrivacyEngine.make_private_by` may be told beside the mechanism.
+
+    Attributes:
+        loss_reduction: what the loss returns: "mean" or "sum" over the batch.
+        lr_scheduler: advanced with each release. Do not call its ``step`` yourself.
+        ema_decay: also keep a running average of the released weights (`PrivacyEngine.averaged`); costs no privacy.
+        max_physical_batch_size: at most so many records go through the model at once; bounds the memory only.
+        gradient_options: how per-sample gradients are computed; changes speed and memory only.
+        before_release: called with the number of a release before it is applied, after the ledger.
+        ledger: a file to which every release is written before it is applied; ``sluice verify`` reads it. If it exists
+            the run goes on with it: call `PrivacyEngine.load`, or the releases in it count as lost.
+        ledger_delta: the delta at which that ledger reports.
+        ledger_target: the epsilon that the ledger names as what the run was calibrated to, if it was.
+    """
+
+    loss_reduction: str = "mean"
+    lr_scheduler: LRScheduler | None = None
+    ema_decay: float | None = None
+    max_physical_batch_size: int = 256
+    gradient_options: GradientOptions | None = None
+    before_release: Callable[[int], None] | None = None
+    ledger: str | Path | None = None
+    ledger_delta: float = 1e-5
+    ledger_target: float | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of(("mean", "sum"), loss_reduction=self.loss_reduction)
+        validate.positive_integer(max_physical_batch_size=self.max_physical_batch_size)
+        if self.ema_decay is not None:
+            validate.open_fraction(ema_decay=self.ema_decay)
