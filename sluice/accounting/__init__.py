@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sluice.accounting.privacy_report import PrivacyReport, privacy_report
     from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 
+#: The sound accountants by name; the first is the tighter one.
+ACCOUNTANTS = ("pld", "rdp")
+
 _HOMES = {
     "Acceptance": "acceptance",
     "Calibration": "calibration",
@@ -37,6 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ACCOUNTANTS",
     "Acceptance",
     "Calibration",
     "GateTerms",
@@ -53,15 +57,16 @@ __all__ = [
 ]
 
 
-def create_accountant(name: str) -> dp_accounting.PrivacyAccountant:
-    """A fresh sound accountant: "pld", the tighter one, or "rdp"."""
+def create_accountant(name: str, *, tolerance: float | None = None) -> dp_accounting.PrivacyAccountant:
+    """A fresh sound accountant: one of ``ACCOUNTANTS``. The tolerance is that of "pld"; None takes its default."""
     from sluice._base import validate
-    from sluice.accounting.pld_accountant import SelectivePLDAccountant
+    from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
     from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 
-    accountants = {"pld": SelectivePLDAccountant, "rdp": SelectiveRdpAccountant}
-    validate.one_of(accountants, accountant=name)
-    return accountants[name]()
+    validate.one_of(ACCOUNTANTS, accountant=name)
+    if name == "rdp":
+        return SelectiveRdpAccountant()
+    return SelectivePLDAccountant(tolerance=DEFAULT_TOLERANCE if tolerance is None else tolerance)
 
 
 def __getattr__(name: str) -> Any:

@@ -23,15 +23,16 @@ from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting import rdp
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
 from sluice.accounting.gate_terms import AccountedGate
-from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
+from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+from sluice.accounting.renyi_conversion import epsilon_and_order
 from sluice.accounting.search import Reached, smallest_reaching
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
@@ -108,7 +109,7 @@ def calibrate(
     validate.positive(target_epsilon=target_epsilon, relative_gate_noise=relative_gate_noise)
     validate.open_fraction(target_delta=target_delta)
     validate.positive_integer(releases=releases)
-    validate.one_of(("pld", "rdp"), accountant=accountant)
+    validate.one_of(ACCOUNTANTS, accountant=accountant)
     return _calibrate(
         _Task(
             sample_rate=resolve_sample_rate(sample_rate=sample_rate, dataset_size=dataset_size, batch_size=batch_size),
@@ -145,7 +146,7 @@ def solve_releases(
     validate.positive(target_epsilon=target_epsilon, noise_multiplier=noise_multiplier)
     validate.open_fraction(target_delta=target_delta)
     validate.positive_integer(max_releases=max_releases)
-    validate.one_of(("pld", "rdp"), accountant=accountant)
+    validate.one_of(ACCOUNTANTS, accountant=accountant)
     task = _Task(
         sample_rate=resolve_sample_rate(sample_rate=sample_rate, dataset_size=dataset_size, batch_size=batch_size),
         delta=target_delta,
@@ -188,8 +189,7 @@ class _Task:
         accountant: str,
         tolerance: float = DEFAULT_TOLERANCE,
     ) -> float:
-        fresh: dpa.PrivacyAccountant
-        fresh = SelectivePLDAccountant(tolerance=tolerance) if accountant == "pld" else SelectiveRdpAccountant()
+        fresh = create_accountant(accountant, tolerance=tolerance)
         for multiplier in self.preparation:
             fresh.compose(dpa.GaussianDpEvent(multiplier))
         if releases:
@@ -261,7 +261,7 @@ def _best_split(task: _Task, releases: int, shape: GateCalibration, target: floa
         release = as_release(task.event(noise, candidate.at(noise)))
         assert release is not None
         total = releases * renyi_divergences(release, orders) + fixed
-        return float(rdp.compute_epsilon(orders, total, task.delta)[0])
+        return epsilon_and_order(orders, total, delta=task.delta)[0]
 
     def needed(split: float) -> float:
         candidate = replace(shape, split=split)

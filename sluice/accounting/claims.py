@@ -27,6 +27,7 @@ from scipy.special import log_ndtr
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting.renyi_conversion import epsilon_and_order
 
 CLAIMED_LABEL = "claimed (paper)"
 
@@ -87,7 +88,7 @@ class ClaimedAccount:
 
     def _epsilon(self, releases: int, delta: float) -> float:
         renyi = releases * self._update_renyi + self._once_renyi
-        return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta)[0])
+        return epsilon_and_order(CLASSICAL_ORDERS, renyi, delta=delta)[0]
 
 
 def classical_renyi(event: dpa.DpEvent) -> np.ndarray:

@@ -65,7 +65,7 @@ def privacy_report(
     validate.positive(noise_multiplier=noise_multiplier)
     validate.positive_integer(releases=releases)
     validate.open_fraction(delta=delta)
-    before = [dpa.GaussianDpEvent(multiplier) for multiplier in preparation]
+    before: list[dpa.DpEvent] = [dpa.GaussianDpEvent(multiplier) for multiplier in preparation]
     plain = release_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=None)
     release = release_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=gate)
 

@@ -13,11 +13,11 @@ from importlib import resources
 from typing import Any
 
 from sluice._base.errors import DataError
-from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice._base.storage import parse_json, read_bytes, write_atomically
 from sluice.mechanism.base import Mechanism
 from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
-from sluice._base.storage import parse_json, read_bytes, write_atomically
 
 FORMAT = 1
 

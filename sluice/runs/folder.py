@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import hide_time, hide_times, remove_partial_files
 from sluice._base.locks import ProcessLock
 from sluice._base.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
-
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice._base.errors import DataError
-from sluice.runs.ledger import Ledger, LedgerHeader
 from sluice.mechanism.base import Mechanism
+from sluice.runs.ledger import Ledger, LedgerHeader
 
 
 class LedgerRecorder:

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sluice.runs.ledger import LedgerContents
 from sluice._base.rounding import rounded_up
+from sluice.runs.ledger import LedgerContents
 from sluice.runs.privacy_spent import epsilon_over_releases
 from sluice.runs.trace import TraceRow
 

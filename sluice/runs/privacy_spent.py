@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from dp_accounting import ComposedDpEvent
 
 from sluice._base import validate
-from sluice.accounting import create_accountant
 from sluice._base.errors import DataError, InputError
-from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
-from sluice.mechanism.registry import mechanism_from_dict
+from sluice.accounting import create_accountant
 from sluice.mechanism.base import Claim, Mechanism
+from sluice.mechanism.registry import mechanism_from_dict
+from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
 
 
 @dataclass(frozen=True, kw_only=True)

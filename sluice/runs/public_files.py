@@ -10,11 +10,11 @@ from torch import nn
 
 from sluice._base import codec as serial
 from sluice._base.errors import DataError, InputError
-from sluice.runs.ledger import Ledger, read_ledger
+from sluice._base.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
 from sluice.runs.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
 from sluice.runs.certificate import certified_head, write_certificate
 from sluice.runs.folder import RunFolder
-from sluice._base.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
+from sluice.runs.ledger import Ledger, read_ledger
 
 PICTURE = "accuracy.svg"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice._base.errors import DataError, InputError, SluiceError
-from sluice.runs.ledger import LedgerContents, read_ledger
-from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
 from sluice._base.rounding import rounded_up
-from sluice.runs.folder import RunFolder
-from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
 from sluice._base.storage import sha256_of_file
+from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,9 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
     return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=spent)
 
 
-def verify_together(paths: Sequence[Path], *, delta: float | None = None) -> tuple[list[Verification], PrivacySpent | None]:
+def verify_together(
+    paths: Sequence[Path], *, delta: float | None = None
+) -> tuple[list[Verification], PrivacySpent | None]:
     """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run."""
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):

@@ -66,7 +66,7 @@ class PrivacyEngine:
         self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
         self._target_epsilon: float | None = None
         self._promise: Mechanism | None = None
-        self._procedure: Executor | None = None
+        self._procedure: Executor[Any] | None = None
         self._recorder: LedgerRecorder | None = None
         self._capture: LoopCapture | None = None
         self._average: AveragedModel | None = None
@@ -458,7 +458,7 @@ class PrivacyEngine:
         if self._average is not None:
             self._average.update_parameters(self._module)
 
-    def _running(self) -> Executor:
+    def _running(self) -> Executor[Any]:
         if self._procedure is None:
             raise InputError("no run is set up: call make_private or make_private_with_epsilon first.")
         return self._procedure

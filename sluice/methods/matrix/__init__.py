@@ -29,6 +29,7 @@ from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS
 from sluice.accounting.matrix.accounting import banded_event, require_noise
 from sluice.accounting.matrix.conditional import conditional_epsilon
 from sluice.accounting.matrix.monte_carlo import (
@@ -216,7 +217,7 @@ class MatrixMechanism(Mechanism):
 
 def _accountants_of(batches: str) -> tuple[str, ...]:
     """Only the events of cyclic sampling are known to an accountant of Renyi divergences."""
-    return ("pld", "rdp") if batches == "cyclic-poisson" else ("pld",)
+    return ACCOUNTANTS if batches == "cyclic-poisson" else ("pld",)
 
 
 def _described(strategy: BandedToeplitz | BufferedLinearToeplitz) -> str:
