@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sluice.accounting.acceptance import Acceptance
     from sluice.accounting.calibration import Calibration, calibrate, solve_releases
     from sluice.accounting.events import SelectiveReleaseDpEvent
-    from sluice.accounting.gate_terms import GateTerms
     from sluice.accounting.opacus_adapter import SelectiveAccountant, register_with_opacus
     from sluice.accounting.pld_accountant import SelectivePLDAccountant
     from sluice.accounting.privacy_report import PrivacyReport, privacy_report
@@ -27,7 +26,6 @@ ACCOUNTANTS = ("pld", "rdp")
 _HOMES = {
     "Acceptance": "acceptance",
     "Calibration": "calibration",
-    "GateTerms": "gate_terms",
     "PrivacyReport": "privacy_report",
     "SelectiveAccountant": "opacus_adapter",
     "SelectivePLDAccountant": "pld_accountant",
@@ -43,7 +41,6 @@ __all__ = [
     "ACCOUNTANTS",
     "Acceptance",
     "Calibration",
-    "GateTerms",
     "PrivacyReport",
     "SelectiveAccountant",
     "SelectivePLDAccountant",

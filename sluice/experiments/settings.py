@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import parse_json
+from sluice._base.files import parse_json
 from sluice.accounting import ACCOUNTANTS
 from sluice.methods import METHODS, method_of
 from sluice.methods.reference import EPSILONS

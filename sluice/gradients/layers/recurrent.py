@@ -104,10 +104,9 @@ def _contribute_projection(
             tap,
             pick(projected[direction].transpose(0, 1), to_original),
             view=lambda d: pick(d[direction].transpose(0, 1), to_original),
-            holds=borrowed,
             strategy=call.strategy,
             options=call.options,
-        )
+        ).holding(borrowed)
     )
 
 

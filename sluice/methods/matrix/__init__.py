@@ -31,10 +31,11 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
 from sluice.accounting.matrix.accounting import banded_event, require_noise
+from sluice.accounting.matrix.bins import BinsPair
 from sluice.accounting.matrix.conditional import conditional_epsilon
 from sluice.accounting.matrix.monte_carlo import (
     MonteCarloDelta,
-    monte_carlo_delta,
+    certified_delta,
     monte_carlo_epsilon,
     require_samples,
 )
@@ -250,10 +251,8 @@ def _certified(promise: MatrixMechanism, delta: float) -> float:
     certificate = promise.certificate
     assert certificate is not None
     steps, bins = promise.releases, promise.groups
-    again = monte_carlo_delta(
-        promise.strategy,
-        steps=steps,
-        bins=bins,
+    again = certified_delta(
+        BinsPair.of(promise.strategy, steps=steps, bins=bins, noise_multiplier=promise.noise_multiplier),
         noise_multiplier=promise.noise_multiplier,
         epsilon=certificate.epsilon,
         samples=certificate.samples,
