@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sluice._base.errors import InputError
-from sluice._base.storage import explained
+from sluice._base.files import explained
 
 
 class Closable(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -22,13 +22,24 @@ def progress(title: str, *, total: int, shown: bool = True) -> Iterator[Callable
     """
     if not shown:
         yield lambda finished: None
-    elif sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with terminal_bar(*columns) as bar:
+        if bar is None:
+            yield _Lines(title, total).advance
+        else:
             task = bar.add_task(title, total=total)
             yield lambda finished: bar.advance(task, finished)
-    else:
-        yield _Lines(title, total).advance
+
+
+@contextmanager
+def terminal_bar(*columns: ProgressColumn) -> Iterator[Progress | None]:
+    """A bar with these columns on standard error, which leaves standard output to results; None if it is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield bar
 
 
 class _Lines:

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from sluice.accounting.acceptance import Acceptance
     from sluice.accounting.calibration import Calibration, calibrate, solve_releases
     from sluice.accounting.events import SelectiveReleaseDpEvent
-    from sluice.accounting.gate_terms import GateTerms
     from sluice.accounting.opacus_adapter import SelectiveAccountant, register_with_opacus
     from sluice.accounting.pld_accountant import SelectivePLDAccountant
     from sluice.accounting.privacy_report import PrivacyReport, privacy_report
     from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 
+#: The sound accountants by name; the first is the tighter one.
+ACCOUNTANTS = ("pld", "rdp")
+
 _HOMES = {
     "Acceptance": "acceptance",
     "Calibration": "calibration",
-    "GateTerms": "gate_terms",
     "PrivacyReport": "privacy_report",
     "SelectiveAccountant": "opacus_adapter",
     "SelectivePLDAccountant": "pld_accountant",
@@ -37,9 +38,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "ACCOUNTANTS",
     "Acceptance",
     "Calibration",
-    "GateTerms",
     "PrivacyReport",
     "SelectiveAccountant",
     "SelectivePLDAccountant",
@@ -53,15 +54,16 @@ __all__ = [
 ]
 
 
-def create_accountant(name: str) -> dp_accounting.PrivacyAccountant:
-    """A fresh sound accountant: "pld", the tighter one, or "rdp"."""
+def create_accountant(name: str, *, tolerance: float | None = None) -> dp_accounting.PrivacyAccountant:
+    """A fresh sound accountant: one of ``ACCOUNTANTS``. The tolerance is that of "pld"; None takes its default."""
     from sluice._base import validate
-    from sluice.accounting.pld_accountant import SelectivePLDAccountant
+    from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
     from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 
-    accountants = {"pld": SelectivePLDAccountant, "rdp": SelectiveRdpAccountant}
-    validate.one_of(accountants, accountant=name)
-    return accountants[name]()
+    validate.one_of(ACCOUNTANTS, accountant=name)
+    if name == "rdp":
+        return SelectiveRdpAccountant()
+    return SelectivePLDAccountant(tolerance=DEFAULT_TOLERANCE if tolerance is None else tolerance)
 
 
 def __getattr__(name: str) -> Any:

@@ -69,3 +69,9 @@ class Acceptance:
             ratio_max=math.exp(log_tail(metric_error) - log_lowest),
             probability_min=math.exp(log_lowest),
         )
+
+    def give_up_probability(self, max_attempts: int | None) -> float:
+        """A bound on the probability that so many attempts in a row are rejected; None never gives up."""
+        if max_attempts is None or self.probability_min == 1:
+            return 0.0
+        return math.exp(max_attempts * math.log1p(-self.probability_min))

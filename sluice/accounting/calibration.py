@@ -23,15 +23,16 @@ from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting import rdp
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
 from sluice.accounting.gate_terms import AccountedGate
-from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
+from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+from sluice.accounting.renyi_conversion import epsilon_and_order
 from sluice.accounting.search import Reached, smallest_reaching
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
@@ -83,9 +84,7 @@ def calibrate(
     target_epsilon: float,
     target_delta: float,
     releases: int,
-    sample_rate: float | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
+    sample_rate: float,
     gate: Any = None,
     preparation: Sequence[float] = (),
     relative_gate_noise: float = 1.0,
@@ -96,7 +95,7 @@ def calibrate(
     Args:
         target_epsilon, target_delta: what must not be exceeded.
         releases: how many updates will be released.
-        sample_rate: q; or give ``dataset_size`` and ``batch_size``, whose quotient it is.
+        sample_rate: q, the probability with which a step draws each record.
         gate: a gate, whose noises are chosen where they are None and kept where they are numbers; None for plain DP-SGD.
         preparation: noise multipliers of Gaussian releases made before, which share the budget.
         relative_gate_noise: the strength of the gate that is held fixed (see the module's description).
@@ -108,10 +107,11 @@ def calibrate(
     validate.positive(target_epsilon=target_epsilon, relative_gate_noise=relative_gate_noise)
     validate.open_fraction(target_delta=target_delta)
     validate.positive_integer(releases=releases)
-    validate.one_of(("pld", "rdp"), accountant=accountant)
+    validate.fraction(sample_rate=sample_rate)
+    validate.one_of(ACCOUNTANTS, accountant=accountant)
     return _calibrate(
         _Task(
-            sample_rate=resolve_sample_rate(sample_rate=sample_rate, dataset_size=dataset_size, batch_size=batch_size),
+            sample_rate=float(sample_rate),
             delta=target_delta,
             preparation=_checked(preparation),
             accountant=accountant,
@@ -128,9 +128,7 @@ def solve_releases(
     target_epsilon: float,
     target_delta: float,
     noise_multiplier: float,
-    sample_rate: float | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
+    sample_rate: float,
     gate: Any = None,
     preparation: Sequence[float] = (),
     accountant: str = "pld",
@@ -145,29 +143,15 @@ def solve_releases(
     validate.positive(target_epsilon=target_epsilon, noise_multiplier=noise_multiplier)
     validate.open_fraction(target_delta=target_delta)
     validate.positive_integer(max_releases=max_releases)
-    validate.one_of(("pld", "rdp"), accountant=accountant)
+    validate.fraction(sample_rate=sample_rate)
+    validate.one_of(ACCOUNTANTS, accountant=accountant)
     task = _Task(
-        sample_rate=resolve_sample_rate(sample_rate=sample_rate, dataset_size=dataset_size, batch_size=batch_size),
+        sample_rate=float(sample_rate),
         delta=target_delta,
         preparation=_checked(preparation),
         accountant=accountant,
     )
     return _solve_releases(task, float(noise_multiplier), gate, float(target_epsilon), max_releases)
-
-
-def resolve_sample_rate(*, sample_rate: float | None, dataset_size: int | None, batch_size: int | None) -> float:
-    """The sampling rate, given or as the exact quotient of batch size and data set size."""
-    if sample_rate is not None:
-        if dataset_size is not None or batch_size is not None:
-            raise InputError("give either sample_rate, or dataset_size and batch_size, not both.")
-        validate.fraction(sample_rate=sample_rate)
-        return float(sample_rate)
-    if dataset_size is None or batch_size is None:
-        raise InputError("sample_rate is needed: give it, or give dataset_size and batch_size.")
-    validate.positive_integer(dataset_size=dataset_size, batch_size=batch_size)
-    if batch_size > dataset_size:
-        raise InputError(f"batch_size={batch_size} is not allowed: it must be at most dataset_size={dataset_size}.")
-    return batch_size / dataset_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +172,7 @@ class _Task:
         accountant: str,
         tolerance: float = DEFAULT_TOLERANCE,
     ) -> float:
-        fresh: dpa.PrivacyAccountant
-        fresh = SelectivePLDAccountant(tolerance=tolerance) if accountant == "pld" else SelectiveRdpAccountant()
+        fresh = create_accountant(accountant, tolerance=tolerance)
         for multiplier in self.preparation:
             fresh.compose(dpa.GaussianDpEvent(multiplier))
         if releases:
@@ -261,7 +244,7 @@ def _best_split(task: _Task, releases: int, shape: GateCalibration, target: floa
         release = as_release(task.event(noise, candidate.at(noise)))
         assert release is not None
         total = releases * renyi_divergences(release, orders) + fixed
-        return float(rdp.compute_epsilon(orders, total, task.delta)[0])
+        return epsilon_and_order(orders, total, delta=task.delta)[0]
 
     def needed(split: float) -> float:
         candidate = replace(shape, split=split)

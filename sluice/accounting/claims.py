@@ -27,6 +27,7 @@ from scipy.special import log_ndtr
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting.renyi_conversion import epsilon_and_order
 
 CLAIMED_LABEL = "claimed (paper)"
 
@@ -54,7 +55,10 @@ class ClaimedAccount:
     once: dpa.DpEvent = field(default_factory=dpa.NoOpDpEvent)
 
     def claimed_epsilon(self, *, releases: int, delta: float) -> float:
-        """The epsilon that would be claimed after ``releases`` accepted updates."""
+        """The epsilon that would be claimed after ``releases`` accepted updates. It is not a guarantee.
+
+        Print it as "claimed (paper)", never as "epsilon".
+        """
         validate.positive_integer(releases=releases)
         validate.open_fraction(delta=delta)
         return self._epsilon(releases, delta)
@@ -87,7 +91,7 @@ class ClaimedAccount:
 
     def _epsilon(self, releases: int, delta: float) -> float:
         renyi = releases * self._update_renyi + self._once_renyi
-        return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta)[0])
+        return epsilon_and_order(CLASSICAL_ORDERS, renyi, delta=delta)[0]
 
 
 def classical_renyi(event: dpa.DpEvent) -> np.ndarray:
@@ -157,60 +161,6 @@ def claimed_account(
     rate = claimed_sample_rate(sample_rate=sample_rate, inflation=inflation)
     update = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise_multiplier))
     return ClaimedAccount(update=update, once=once or dpa.NoOpDpEvent())
-
-
-def claimed_epsilon(
-    *,
-    sample_rate: float,
-    noise_multiplier: float,
-    releases: int,
-    delta: float,
-    gate_noise: float,
-    beta: float = 3.0,
-    clip_range: float = 2.0,
-    reading: Reading = "printed",
-) -> float:
-    """The epsilon that the paper *claims*. It is not a guarantee: print it as "claimed (paper)", never as "epsilon".
-
-    ``sample_rate`` is the rate that batches are really drawn with, before any inflation.
-    """
-    account = claimed_account(
-        sample_rate=sample_rate,
-        noise_multiplier=noise_multiplier,
-        gate_noise=gate_noise,
-        beta=beta,
-        clip_range=clip_range,
-        reading=reading,
-    )
-    return account.claimed_epsilon(releases=releases, delta=delta)
-
-
-def claimed_releases(
-    *,
-    sample_rate: float,
-    noise_multiplier: float,
-    target_epsilon: float,
-    delta: float,
-    gate_noise: float,
-    beta: float = 3.0,
-    clip_range: float = 2.0,
-    reading: Reading = "printed",
-    once: dpa.DpEvent | None = None,
-) -> int:
-    """How many accepted updates the paper's accounting would allow for a claimed epsilon of ``target_epsilon``.
-
-    ``once`` is charged before the first update, such as ``feature_statistics_event()``.
-    """
-    account = claimed_account(
-        sample_rate=sample_rate,
-        noise_multiplier=noise_multiplier,
-        gate_noise=gate_noise,
-        beta=beta,
-        clip_range=clip_range,
-        reading=reading,
-        once=once,
-    )
-    return account.claimed_releases(target_epsilon=target_epsilon, delta=delta)
 
 
 def feature_statistics_event(*, noise_multiplier: float = 8.0) -> dpa.DpEvent:

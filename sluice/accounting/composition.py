@@ -184,7 +184,8 @@ def _losses(distribution: LossDistribution) -> Array:
 
 def _log(masses: Array) -> Array:
     with np.errstate(divide="ignore"):
-        return np.log(masses)
+        logs: Array = np.log(masses)
+        return logs
 
 
 def _log_moment(losses: Array, log_masses: Array, order: float) -> float:

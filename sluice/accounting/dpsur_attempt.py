@@ -41,9 +41,9 @@ def attempt_bound(attempt: Dpsur, direction: Direction, epsilons: Array) -> Arra
         the clip of the loss is smaller.
     """
     epsilons = np.asarray(epsilons, dtype=float)
-    return np.clip(
-        np.maximum(*(_curve(bet, attempt, direction, epsilons) for bet in _bets(attempt, direction))), 0.0, 1.0
-    )
+    largest = np.maximum(*(_curve(bet, attempt, direction, epsilons) for bet in _bets(attempt, direction)))
+    bound: Array = np.clip(largest, 0.0, 1.0)
+    return bound
 
 
 def attempt_losses(attempt: Dpsur, direction: Direction, *, spacing: float, upper_tail: float) -> LossDistribution:
@@ -87,8 +87,9 @@ def _coin_renyi(first: float, second: float, orders: Array) -> Array:
             np.where(p > 0, orders * np.log(p) + (1 - orders) * np.log(r), -np.inf)
             for p, r in ((first, second), (1 - first, 1 - second))
         ]
-    moment: Array = np.logaddexp(*sides)
-    return (np.maximum(moment, 0.0) + _ROUNDING) / (orders - 1)
+    moment = np.logaddexp(*sides)
+    divergence: Array = (np.maximum(moment, 0.0) + _ROUNDING) / (orders - 1)
+    return divergence
 
 
 def step_release(attempt: Dpsur) -> SelectiveReleaseDpEvent:

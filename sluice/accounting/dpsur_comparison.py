@@ -22,6 +22,7 @@ from sluice.accounting.dpsur import (
     provable_renyi,
 )
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
+from sluice.accounting.renyi_conversion import epsilon_and_order
 
 
 def epsilon_by_releases(
@@ -51,7 +52,7 @@ def epsilon_by_releases(
     if given_up >= delta:
         return math.inf
     renyi = releases * provable_renyi(mechanism) + classical_renyi(once or dpa.NoOpDpEvent())
-    return float(rdp.compute_epsilon(CLASSICAL_ORDERS, renyi, delta - given_up)[0]) - math.log1p(-given_up)
+    return epsilon_and_order(CLASSICAL_ORDERS, renyi, delta=delta - given_up)[0] - math.log1p(-given_up)
 
 
 def epsilon_by_attempts(mechanism: Dpsur, *, max_attempts: int, delta: float, once: dpa.DpEvent | None = None) -> float:
@@ -132,7 +133,7 @@ def compare_dpsur(
         plain_dpsgd=claimed(ClaimedAccount(update=mechanism.step_event, once=once)),
         proved_by_attempts=epsilon_by_attempts(mechanism, max_attempts=cap, delta=delta, once=once),
         proved_by_releases=epsilon_by_releases(mechanism, releases=releases, delta=delta, once=once),
-        proved_by_conditioning=float(rdp.compute_epsilon(CLASSICAL_ORDERS, conditioning, delta)[0]),
+        proved_by_conditioning=epsilon_and_order(CLASSICAL_ORDERS, conditioning, delta=delta)[0],
         proved_full_batch=epsilon_by_releases(mechanism.full_batch, releases=releases, delta=delta, once=once),
         repeat_and_select=repeat_and_select_epsilon(
             sample_rate=mechanism.sample_rate,

@@ -62,10 +62,7 @@ class SelectiveReleaseDpEvent(DpEvent):
     @property
     def give_up_probability(self) -> float:
         """A bound on the probability that one release runs out of attempts."""
-        if self.max_attempts is None:
-            return 0.0
-        miss = self.acceptance.probability_min
-        return math.exp(self.max_attempts * math.log1p(-miss)) if miss < 1 else 0.0
+        return self.acceptance.give_up_probability(self.max_attempts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that strict JSON can hold; ``from_dict`` gives the very same event back."""

@@ -98,11 +98,11 @@ class _Release:
         of_ratio, of_ratio_off = _tail(sign * (u - mu))
         of_one, of_one_off = _tail(sign * u)
         rounding = of_ratio_off + (1.0 + abs(tilt) + np.abs(growth)) * of_one_off
-        gain = np.maximum(sign * (c * of_one - of_ratio), 0.0) + rounding
+        gain: Array = (np.maximum(sign * (c * of_one - of_ratio), 0.0) + rounding) * (self.q * ratio)
         if self.direction == "remove":
-            return gain * (self.q * ratio)
+            return gain
         # A ratio that was cut off would make this too small; the whole of Z is always enough.
-        return np.where(at.growth < _LARGEST / max(scale, 1.0), gain * (self.q * ratio) * at.k, z)
+        return np.where(at.growth < _LARGEST / max(scale, 1.0), gain * at.k, z)
 
     def range(self, upper_tail: float) -> tuple[float, float]:
         """Losses outside this range have less than ``upper_tail`` above and next to nothing below."""
@@ -133,7 +133,8 @@ def hockey_stick_bound(event: SelectiveReleaseDpEvent, direction: Direction, eps
         largest loss it is the bound there.
     """
     within = np.clip(np.asarray(epsilons, dtype=float), -LARGEST_LOSS, LARGEST_LOSS)
-    return np.minimum(_envelope(_Release.of(event, direction), within, pieces), 1.0)
+    bound: Array = np.minimum(_envelope(_Release.of(event, direction), within, pieces), 1.0)
+    return bound
 
 
 def loss_distribution(
@@ -182,7 +183,8 @@ def _corners(values: Array, gaps: Array) -> Array:
     # Minus the slope of each side, times k at its left end; at its right end it is more by just the fall, which keeps
     # the masses' sum at one.
     slopes = falls / np.expm1(gaps)
-    return np.concatenate([[1.0 - values[0]], slopes + falls]) - np.concatenate([slopes, [0.0]])
+    masses: Array = np.concatenate([[1.0 - values[0]], slopes + falls]) - np.concatenate([slopes, [0.0]])
+    return masses
 
 
 def _tail(x: Array) -> tuple[Array, Array]:

@@ -81,4 +81,5 @@ def _rounding_cost(event: SelectiveReleaseDpEvent, tilt: float, spacings: Array)
     rest = np.mod(losses[None, :], spacings[:, None])
     up = np.expm1(-rest) / np.expm1(-spacings)[:, None]
     growth = np.exp(-tilt * rest) * (1 + up * np.expm1(tilt * spacings)[:, None]) - 1
-    return np.log1p(np.maximum(np.sum(growth * weights, axis=1), 0.0)) / tilt
+    excess: Array = np.log1p(np.maximum(np.sum(growth * weights, axis=1), 0.0)) / tilt
+    return excess

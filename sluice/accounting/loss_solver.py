@@ -17,6 +17,7 @@ from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_
 from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.accounting.loss_distribution import DIRECTIONS, Direction, loss_distribution
 from sluice.accounting.loss_grid import Grid, choose_grid
+from sluice.accounting.renyi_conversion import delta_and_order, epsilon_and_order
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
 Array = np.ndarray
@@ -46,8 +47,8 @@ class Events:
         total = np.zeros_like(orders)
         for release, count in self.releases:
             total += count * renyi_divergences(release, orders)
-        for event, count in self.attempts:
-            total += count * attempt_renyi(event.attempt, orders)
+        for attempt, count in self.attempts:
+            total += count * attempt_renyi(attempt.attempt, orders)
         if self.others:
             accountant = rdp.RdpAccountant(list(DEFAULT_ORDERS))
             if not all(accountant.supports(event) for event, _ in self.others):
@@ -75,7 +76,7 @@ def _solve_epsilon(events: Events, delta: float, tolerance: float) -> float:
     if renyi is None:
         composed, guess = _compose_without_order(events, delta)
         return max(losses.epsilon(delta, near=guess) for losses in composed)
-    bound, order = (float(x) for x in rdp.compute_epsilon(DEFAULT_ORDERS, renyi, delta))
+    bound, order = epsilon_and_order(DEFAULT_ORDERS, renyi, delta=delta)
     if bound == 0 or bound > _LARGEST_EPSILON or delta < _SMALLEST_DELTA:
         return bound
     best, used = bound, math.inf
@@ -100,7 +101,7 @@ def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
     if renyi is None:
         composed, _ = _compose_without_order(events, 1e-9)
         return max(losses.delta(epsilon) for losses in composed)
-    bound, order = (float(x) for x in rdp.rdp_privacy_accountant.compute_delta(DEFAULT_ORDERS, renyi, epsilon))
+    bound, order = delta_and_order(DEFAULT_ORDERS, renyi, epsilon=epsilon)
     if bound < _SMALLEST_DELTA or epsilon > _LARGEST_EPSILON:
         return bound
     grid = _grid(events, tilt=order - 1, epsilon=max(epsilon, 1e-3), delta=bound, tolerance=tolerance)

@@ -9,6 +9,7 @@ from typing import Any
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
 from sluice.accounting.gate_terms import AccountedGate
 
@@ -31,7 +32,7 @@ class SelectiveAccountant:
     """
 
     def __init__(self, *, gate: AccountedGate | None = None, accountant: str = "pld") -> None:
-        validate.one_of(("pld", "rdp"), accountant=accountant)
+        validate.one_of(ACCOUNTANTS, accountant=accountant)
         self._accountant = accountant
         self._gate = gate
         self._steps: list[tuple[SelectiveReleaseDpEvent, int]] = []
@@ -70,8 +71,6 @@ class SelectiveAccountant:
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far at this delta."""
-        from sluice.accounting import create_accountant
-
         fresh = create_accountant(self._accountant)
         for event, count in self._steps:
             fresh.compose(event, count)
@@ -107,7 +106,7 @@ class SelectiveAccountant:
                 f"accountant state of format={state_dict['format']!r}, mechanism={state_dict['mechanism']!r} is not "
                 f"allowed: it must be format {_FORMAT} of '{self.mechanism()}'."
             )
-        validate.one_of(("pld", "rdp"), accountant=state_dict["accountant"])
+        validate.one_of(ACCOUNTANTS, accountant=state_dict["accountant"])
         steps = []
         for entry in state_dict["steps"]:
             serial.require_keys(entry, what="step", required=("event", "count"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import dp_accounting as dpa
 
 from sluice.accounting.calibration import Calibration, release_event
 from sluice.accounting.claims import CLAIMED_LABEL, claimed_account
-from sluice.accounting.gate_terms import GateTerms
+from sluice.accounting.gate_terms import ClaimedGate
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
 
 # A plot of a few hundred pixels shows no more than this.
@@ -44,7 +43,7 @@ def plan_curves(plan: Calibration, *, points: int = 16) -> PlanCurves:
         curves.append(
             Curve(name="selective release, proved (PLD)", letter="#", epsilons=_epsilons(plan, release, counts))
         )
-    if isinstance(plan.gate, GateTerms) and plan.gate.gate_noise is not None:
+    if isinstance(plan.gate, ClaimedGate) and plan.gate.gate_noise is not None:
         account = claimed_account(
             sample_rate=plan.sample_rate,
             noise_multiplier=plan.noise_multiplier,
@@ -112,12 +111,10 @@ def _interpolate(counts: Sequence[int], values: Sequence[float], at: float) -> f
 
 def as_images(curves: PlanCurves) -> tuple[bytes, bytes]:
     """The plot as PNG and as SVG, byte for byte the same for the same curves."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    from sluice._base.figures import as_png, as_svg, blank_figure
 
     styles = {"o": ("#4477aa", "-"), "#": ("#228833", "-"), "?": ("#cc3311", "--")}
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "sluice"}):
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    with blank_figure() as figure:
         axes = figure.add_subplot()
         for curve in curves.curves:
             color, line = styles[curve.letter]
@@ -127,9 +124,5 @@ def as_images(curves: PlanCurves) -> tuple[bytes, bytes]:
         axes.set_ylabel("epsilon")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9, loc="lower right")
-        png, svg = io.BytesIO(), io.BytesIO()
-        figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    return png.getvalue(), svg.getvalue()
+        return as_png(figure), as_svg(figure).encode("utf-8")

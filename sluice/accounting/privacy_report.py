@@ -12,7 +12,7 @@ import dp_accounting as dpa
 from sluice._base import validate
 from sluice.accounting.calibration import release_event
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
-from sluice.accounting.gate_terms import AccountedGate, GateTerms
+from sluice.accounting.gate_terms import AccountedGate, ClaimedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 
@@ -65,7 +65,7 @@ def privacy_report(
     validate.positive(noise_multiplier=noise_multiplier)
     validate.positive_integer(releases=releases)
     validate.open_fraction(delta=delta)
-    before = [dpa.GaussianDpEvent(multiplier) for multiplier in preparation]
+    before: list[dpa.DpEvent] = [dpa.GaussianDpEvent(multiplier) for multiplier in preparation]
     plain = release_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=None)
     release = release_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=gate)
 
@@ -81,7 +81,7 @@ def privacy_report(
         "paper_rdp": None,
         "paper_rdp_table": None,
     }
-    if isinstance(gate, GateTerms) and gate.gate_noise is not None:
+    if isinstance(gate, ClaimedGate) and gate.gate_noise is not None:
         readings: dict[str, Reading] = {"paper_rdp": "printed", "paper_rdp_table": "table"}
         for name, reading in readings.items():
             account = claimed_account(

@@ -13,6 +13,7 @@ from sluice.accounting.attempt_cap import GiveUpCharge, require_add_or_remove
 from sluice.accounting.dpsur import DpsurAttemptDpEvent, DpsurDpEvent, provable_renyi
 from sluice.accounting.dpsur_attempt import attempt_renyi
 from sluice.accounting.events import as_release
+from sluice.accounting.renyi_conversion import delta_and_order, epsilon_and_order
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 
 ADD_OR_REMOVE_ONE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -56,8 +57,9 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
         return None
 
     def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
-        epsilon, order = rdp.compute_epsilon(self._orders, self._rdp, self._charge.remaining_delta(target_delta))
-        return self._charge.with_epsilon(float(epsilon)), float(order)
+        remaining = self._charge.remaining_delta(target_delta)
+        epsilon, order = epsilon_and_order(self._orders, self._rdp, delta=remaining)
+        return self._charge.with_epsilon(epsilon), order
 
     def get_epsilon(self, target_delta: float) -> float:
         return self.get_epsilon_and_optimal_order(target_delta)[0]
@@ -66,8 +68,8 @@ class SelectiveRdpAccountant(rdp.RdpAccountant):
         remaining = self._charge.remaining_epsilon(target_epsilon)
         if remaining < 0 or not np.all(np.isfinite(self._rdp)):
             return 1.0, math.nan
-        delta, order = rdp.rdp_privacy_accountant.compute_delta(self._orders, self._rdp, remaining)
-        return self._charge.with_delta(float(delta)), float(order)
+        delta, order = delta_and_order(self._orders, self._rdp, epsilon=remaining)
+        return self._charge.with_delta(delta), order
 
     def get_delta(self, target_epsilon: float) -> float:
         return self.get_delta_and_optimal_order(target_epsilon)[0]

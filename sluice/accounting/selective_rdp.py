@@ -72,7 +72,8 @@ def _worst_log_moment(event: SelectiveReleaseDpEvent, powers: Array) -> Array:
         stationary = (s_low / gap - powers / np.expm1(growth)) / (powers - 1)
     weights = [np.ones_like(powers), np.zeros_like(powers), np.clip(np.nan_to_num(stationary), 0.0, 1.0)]
     values = [_log_moment_at(weight, powers, s_low, s_high, log_low, log_high) for weight in weights]
-    return np.max(values, axis=0)
+    worst: Array = np.max(values, axis=0)
+    return worst
 
 
 def _log_moment_at(weight: Array, powers: Array, s_low: float, s_high: float, log_low: Array, log_high: Array) -> Array:
@@ -91,4 +92,5 @@ def _log_moment_at(weight: Array, powers: Array, s_low: float, s_high: float, lo
         np.minimum(log_below, cap)
     ) * np.expm1(np.minimum(log_low, cap))
     near = np.log1p(np.maximum(weight * high_part + (1 - weight) * low_part, 0.0))
-    return np.where(logs < 0.5, near, logs)
+    moment: Array = np.where(logs < 0.5, near, logs)
+    return moment

@@ -25,7 +25,8 @@ def log_moments(*, rate: float, mu: float, powers: Array) -> Array:
         (a huge power or very little noise) a closed-form upper bound takes its place, so work and memory are bounded.
     """
     if rate >= 1.0:
-        return powers * (powers - 1) * (mu * mu / 2)
+        exact: Array = powers * (powers - 1) * (mu * mu / 2)
+        return exact
     step = 0.5 / max(mu, 1.0)
     crossing = (math.log1p(-rate) - math.log(rate) + mu * mu / 2) / mu
     upper = np.maximum(powers, 2.0) * mu + _SIGMAS

@@ -55,18 +55,18 @@ def epsilon(
     """
     from sluice._base import validate
     from sluice._base.errors import InputError
-    from sluice.accounting.calibration import resolve_sample_rate
     from sluice.accounting.gate_calibration import REFERENCE_RATIO
-    from sluice.accounting.gate_terms import GateTerms
     from sluice.accounting.privacy_report import privacy_report
+    from sluice.mechanism.gates import ClippingBiasGate
+    from sluice.mechanism.rates import exact_sample_rate
 
-    rate = resolve_sample_rate(sample_rate=None, dataset_size=dataset_size, batch_size=batch_size)
+    rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
     validate.positive(noise_multiplier=noise_multiplier)
     if gate_noise is None and (reference_noise is not None or max_attempts is not None):
         raise InputError("--reference-noise and --max-attempts describe a gate: give --gate-noise as well.")
     gate = None
     if gate_noise is not None:
-        gate = GateTerms(
+        gate = ClippingBiasGate(
             beta=beta,
             clip_range=clip_range,
             gate_noise=gate_noise,
@@ -122,36 +122,28 @@ def plan(
     """
     from sluice._base.errors import InputError
     from sluice.accounting.calibration import calibrate
-    from sluice.accounting.gate_terms import GateTerms
     from sluice.accounting.privacy_report import privacy_report
+    from sluice.mechanism.gates import ClippingBiasGate
+    from sluice.mechanism.rates import exact_sample_rate
 
     if not gated and any(value is not None for value in (gate_noise, reference_noise, max_attempts)):
         raise InputError("--no-gate is not allowed together with --gate-noise, --reference-noise or --max-attempts.")
-    gate = GateTerms(
+    gate = ClippingBiasGate(
         beta=beta,
         clip_range=clip_range,
         gate_noise=gate_noise,
         reference_noise=reference_noise,
         max_attempts=max_attempts,
     )
-    chosen = calibrate(
-        dataset_size=dataset_size,
-        batch_size=batch_size,
-        releases=releases,
-        target_epsilon=target_epsilon,
-        target_delta=delta,
-        gate=gate if gated else None,
-        relative_gate_noise=relative_gate_noise,
-        accountant=accountant,
-    )
-    plain = calibrate(
-        dataset_size=dataset_size,
-        batch_size=batch_size,
-        releases=releases,
-        target_epsilon=target_epsilon,
-        target_delta=delta,
-        accountant=accountant,
-    )
+    task: dict[str, Any] = {
+        "sample_rate": exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size),
+        "releases": releases,
+        "target_epsilon": target_epsilon,
+        "target_delta": delta,
+        "accountant": accountant,
+    }
+    chosen = calibrate(**task, gate=gate if gated else None, relative_gate_noise=relative_gate_noise)
+    plain = calibrate(**task)
     report = privacy_report(
         sample_rate=chosen.sample_rate,
         noise_multiplier=chosen.noise_multiplier,

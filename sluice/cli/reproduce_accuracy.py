@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from sluice._base.errors import InputError
 from sluice._base.files import cache_dir
 from sluice._base.interrupts import sigterm_as_interrupt
+from sluice._base.progress import terminal_bar
 from sluice.cli.output import print_json, print_table
 from sluice.experiments.run import Progress
 from sluice.experiments.tables.accuracy import Stock, take_stock, write_table
@@ -168,12 +167,13 @@ class _Screen:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        if self._quiet or not self._total or not sys.stderr.isatty():
+        if self._quiet or not self._total:
             yield
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Bar(*columns, console=Console(stderr=True)) as self._bar:
-            self._cells = self._bar.add_task("cells", total=self._total)
+        with terminal_bar(*columns) as self._bar:
+            if self._bar is not None:
+                self._cells = self._bar.add_task("cells", total=self._total)
             yield
         self._bar = None
 

@@ -72,7 +72,7 @@ def private(run: Run, as_json: JsonFlag = False) -> None:
     Example: sluice private runs/first
     """
     from sluice._base.errors import InputError
-    from sluice._base.storage import write_atomically
+    from sluice._base.files import write_atomically
     from sluice.runs.folder import RunFolder
     from sluice.runs.plots import acceptance_plot, metric_plot
     from sluice.runs.trace import read_trace

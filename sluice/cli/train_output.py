@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from sluice._base.progress import terminal_bar
 from sluice._base.rounding import rounded_up
 from sluice.cli.output import print_table
 from sluice.experiments.run import Progress, Training, TrainResult
@@ -50,9 +49,6 @@ class Screen:
     @contextmanager
     def shown(self, releases: int) -> Iterator[None]:
         """Show progress inside the block."""
-        if not sys.stderr.isatty():
-            yield
-            return
         columns = (
             TextColumn("releases"),
             BarColumn(),
@@ -60,8 +56,9 @@ class Screen:
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
         )
-        with Bar(*columns, console=Console(stderr=True)) as self._bar:
-            self._task = self._bar.add_task("", total=releases)
+        with terminal_bar(*columns) as self._bar:
+            if self._bar is not None:
+                self._task = self._bar.add_task("", total=releases)
             yield
         self._bar = None
 

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import pooch
 import requests
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from sluice._base.errors import DataError
 from sluice._base.files import replaced_atomically
+from sluice._base.progress import terminal_bar
 from sluice.data.files import DataFile
 
 CHUNK_BYTES = 1 << 16
@@ -131,14 +131,12 @@ def _first_words(error: requests.RequestException) -> str:
 
 @contextmanager
 def _progress(file: DataFile, url: str) -> Iterator[Progress | None]:
-    """A bar on a terminal, one plain line elsewhere; both on stderr, which leaves stdout to results."""
-    if not sys.stderr.isatty():
-        megabytes = file.contents[0].size / 1e6
-        print(f"Downloading {file.name} ({megabytes:.1f} MB) from {urlsplit(url).netloc}", file=sys.stderr, flush=True)
-        yield None
-        return
+    """A bar on a terminal, one plain line elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    with terminal_bar(*columns, TimeRemainingColumn()) as bar:
+        if bar is None:
+            place, megabytes = urlsplit(url).netloc, file.contents[0].size / 1e6
+            print(f"Downloading {file.name} ({megabytes:.1f} MB) from {place}", file=sys.stderr, flush=True)
         yield bar
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save as encode_weights
 from torch import nn
 
 from sluice._base import validate
 from sluice._base.errors import DataError
+from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
-from sluice._base.storage import canonical_json, parse_json, read_bytes, write_atomically
 from sluice.data import DataSplits, Examples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
@@ -234,7 +235,7 @@ class Training:
         self._evaluate(publication)
         self._keep_held_out_accuracy(folder)
         with self._published_model() as model:
-            publication.publish_model(model, ledger)
+            publication.publish_model(_encoded(model), ledger)
         publication.publish_certificate()
         return _result(folder, notes=tuple(self._notes))
 
@@ -356,6 +357,13 @@ def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
         test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
         held_out_accuracy=held_out_accuracy,
         notes=(*notes, ending) if ending else notes,
+    )
+
+
+def _encoded(model: nn.Module) -> bytes:
+    """The weights as safetensors."""
+    return encode_weights(
+        {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     )
 
 

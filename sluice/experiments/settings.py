@@ -13,7 +13,8 @@ from typing import Any, get_args, get_type_hints
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import parse_json
+from sluice._base.files import parse_json
+from sluice.accounting import ACCOUNTANTS
 from sluice.methods import METHODS, method_of
 from sluice.methods.reference import EPSILONS
 from sluice.models import activation_of, model_names
@@ -23,7 +24,6 @@ FEATURES = ("plain", "scattering", "bag-of-words")
 SCALINGS = ("clip", "global", "normalise")
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-ACCOUNTANTS = ("pld", "rdp")
 
 CHOICES = {
     "method": tuple(METHODS),

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from sluice._base.errors import InputError
-from sluice._base.files import cache_dir, replaced_atomically
+from sluice._base.files import cache_dir, canonical_json, explained, replaced_atomically
 from sluice._base.progress import progress
-from sluice._base.storage import canonical_json, explained
 from sluice.data.transforms import ToFloat, to_float
 from sluice.features.scattering import COEFFICIENTS, Scattering
 

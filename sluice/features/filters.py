@@ -61,4 +61,5 @@ def _morlet_spectrum(height: int, width: int, *, scale: int, angle: float) -> ND
             wave += gaussian * np.exp(1j * frequency * along)
     # Subtracting a multiple of the envelope gives the wavelet a mean of exactly zero.
     wavelet = wave - wave.sum() / envelope.sum() * envelope
-    return np.fft.fft2(wavelet).real * SLANT / (2 * _ROUNDED_PI * (BASE_WIDTH * 2**scale) ** 2)
+    spectrum: NDArray[np.float64] = np.fft.fft2(wavelet).real * SLANT / (2 * _ROUNDED_PI * (BASE_WIDTH * 2**scale) ** 2)
+    return spectrum

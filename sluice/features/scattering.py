@@ -21,7 +21,7 @@ from sluice.features.spectral import BandPass, LowPass, Workspace, reflection
 COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 """Output channels for each input channel: 1 of order 0, 16 of order 1 and 64 of order 2."""
 
-_CELL = 2**SCALES
+_CELL: int = 2**SCALES
 
 # Every chunk is filled up to one shape, a multiple of this many planes. Matrix products then treat every plane alike,
 # whatever its place and however many others there are; with a ragged end, the last planes would be rounded differently.

@@ -150,7 +150,8 @@ def _averages(padded: int, level: int) -> Array:
     kernel = low_pass_kernel(padded, level=level)
     stride = 4 >> level
     centres = np.arange(stride, len(kernel) - stride, stride)
-    return kernel[(centres[:, None] - np.arange(len(kernel))) % len(kernel)]
+    rows: Array = kernel[(centres[:, None] - np.arange(len(kernel))) % len(kernel)]
+    return rows
 
 
 def _aliases(length: int, step: int) -> NDArray[np.int64]:

@@ -122,7 +122,8 @@ def _spatial_means(features: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sum_in_order(values: Tensor) -> Tensor:
     """A sum over the first dimension whose rounding does not depend on the others, as that of ``Tensor.sum`` may."""
-    return functools.reduce(torch.add, values)
+    total: Tensor = functools.reduce(torch.add, values)
+    return total
 
 
 def _contributions(raw_vectors: Tensor, clip_norm: float) -> Tensor:

@@ -42,6 +42,9 @@ class _Begin(torch.autograd.Function):
         return None, None
 
 
+_begin: Callable[[Tensor, list[Tensor]], Tensor] = _Begin.apply
+
+
 @dataclass(eq=False)
 class Recording:
     """What one forward pass left: taps, what was saved for them, and what they contribute to which parameter.
@@ -64,7 +67,7 @@ class Recording:
     def tap(self, z: Tensor) -> tuple[Tensor, Tap]:
         if not z.requires_grad:
             anchor = torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
-            z = _Begin.apply(anchor, [z])
+            z = _begin(anchor, [z])
         elif z._is_view():
             # The history of a view is rewritten when it is changed in place, which would lose the tap.
             z = torch.ops.aten._unsafe_view(z, z.shape)

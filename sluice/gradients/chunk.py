@@ -46,7 +46,7 @@ class Chunk:
         self.samples = samples
         self._names = names
         self._keep = keep
-        self._size = samples.stop - samples.start
+        self._size: int = samples.stop - samples.start
         self._rows = recording.batch_size
         self._device = device
         self._warn = warn

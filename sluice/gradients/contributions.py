@@ -53,7 +53,7 @@ def squared_norms(rows: Tensor) -> Tensor:
         return rows.new_zeros(rows.shape[0], dtype=torch.float64)
     flat = rows.flatten(1)
     whole = flat.shape[1] // _PART * _PART
-    squares = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square_()
+    squares: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square_()
     if whole:
         parts = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _PART)), dim=2)
         squares += parts.double().square_().sum(1)

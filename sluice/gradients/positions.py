@@ -8,6 +8,7 @@ weighted sum is one matrix product over all samples and positions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -49,7 +50,6 @@ class LinearContribution(Contribution):
         a: the map's input, ``[n, positions, in]``; any strides.
         view: brings the tap's gradient to ``[n, positions, out]``; any strides.
         strategy: "auto", "gram" or "explicit".
-        holds: the loan from which ``a`` or the tap's gradient has its memory.
         options: performance only.
         lender: gives memory to gradients that are kept; None for new memory.
     """
@@ -62,7 +62,6 @@ class LinearContribution(Contribution):
         *,
         view: Callable[[Tensor], Tensor] = lambda gradient: gradient,
         rows: slice | None = None,
-        holds: object = None,
         strategy: str = "auto",
         options: GradientOptions = GradientOptions(),
         lender: Lender | None = None,
@@ -70,11 +69,16 @@ class LinearContribution(Contribution):
         super().__init__(parameter, rows=rows)
         self._lender = lender
         self._options = options
-        self._holds = [holds]
+        self._holds: list[object] = []
         self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
         self._strategy = strategy
         self._gradients: Tensor | None = None
         self._ready: tuple[Tensor, Tensor] | None = None
+
+    def holding(self, loan: object) -> Self:
+        """Keep the loan from which the input or the tap's gradient has its memory."""
+        self._holds.append(loan)
+        return self
 
     def _inputs_and_gradients(self) -> tuple[Tensor, Tensor]:
         if self._ready is None:

@@ -134,7 +134,8 @@ def _is_random(model: nn.Module, pair: Any) -> bool:
 
 
 def norm(gradients: _Gradients) -> Tensor:
-    return torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    whole: Tensor = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    return whole
 
 
 def _different(expected: _Gradients, found: _Gradients, tolerance: float) -> str | None:

@@ -11,6 +11,7 @@ from dp_accounting import DpEvent
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS, create_accountant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Mechanism(ABC):
     @property
     def accountants(self) -> tuple[str, ...]:
         """The sound accountants that can read it, the tightest first."""
-        return ("pld", "rdp")
+        return ACCOUNTANTS
 
     @property
     @abstractmethod
@@ -105,8 +106,6 @@ class Mechanism(ABC):
             An upper bound under adding or removing one record, by the named sound accountant. A run that stopped early
             costs what all of its planned releases cost.
         """
-        from sluice.accounting import create_accountant
-
         validate.open_fraction(delta=delta)
         self._require_accountant(accountant)
         return float(create_accountant(accountant).compose(self.event_after(releases)).get_epsilon(delta))

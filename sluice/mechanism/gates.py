@@ -84,10 +84,7 @@ class Gate(ABC):
     def give_up_delta(self, *, releases: int) -> float:
         """What giving up adds to delta: the probability that any of the releases uses up its attempts."""
         validate.positive_integer(releases=releases)
-        if self.max_attempts is None or self.acceptance.probability_min == 1:
-            return 0.0
-        exponent = self.max_attempts * math.log1p(-self.acceptance.probability_min)
-        return min(1.0, releases * math.exp(exponent) * (1 + 1e-9))
+        return min(1.0, releases * self.acceptance.give_up_probability(self.max_attempts) * (1 + 1e-9))
 
     def attempts_for(self, *, releases: int, delta: float) -> int:
         """The smallest ``max_attempts`` at which giving up adds at most ``delta``."""

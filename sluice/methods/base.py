@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS
 from sluice.mechanism.base import Mechanism
 
 
@@ -141,7 +142,7 @@ class Method:
     gate: str = "none"
     unused: Mapping[str, str] = field(default_factory=dict)
     unused_options: Callable[[RunSettings], Mapping[str, str]] = lambda settings: {}
-    accountants: Callable[[RunSettings], tuple[str, ...]] = lambda settings: ("pld", "rdp")
+    accountants: Callable[[RunSettings], tuple[str, ...]] = lambda settings: ACCOUNTANTS
     refuses: Callable[[RunSettings], str | None] = lambda settings: None
     target: Callable[[RunSettings], float | None] = lambda settings: (
         settings.epsilon if settings.noise_multiplier is None else None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from sluice._base.errors import InputError
 from sluice.models.activations import Activation, create_activation
+from sluice.models.base import FeatureNet
 
 SMALLEST_GREY_IMAGE = 16
 SMALLEST_COLOUR_IMAGE = 8
 
 
-class GreyPixelNet(nn.Module):
+class GreyPixelNet(FeatureNet):
     """Two convolutions and two linear layers for one-channel images: 26,010 parameters for 1x28x28 and 10 classes."""
 
     def __init__(self, *, height: int, width: int, classes: int, activation: Activation = "tanh") -> None:
@@ -36,11 +37,8 @@ class GreyPixelNet(nn.Module):
             nn.Linear(32, classes),
         )
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.classifier(self.features(images))
 
-
-class ColourPixelNet(nn.Module):
+class ColourPixelNet(FeatureNet):
     """Six convolutions in three blocks for three-channel images: 550,570 parameters for 3x32x32 and 10 classes."""
 
     def __init__(self, *, height: int, width: int, classes: int, activation: Activation = "tanh") -> None:
@@ -64,11 +62,8 @@ class ColourPixelNet(nn.Module):
             nn.Linear(128, classes),
         )
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.classifier(self.features(images))
 
-
-class GreyScatteringNet(nn.Module):
+class GreyScatteringNet(FeatureNet):
     """Two convolutions on the 81 coefficients of a one-channel image: 33,066 parameters for 81x7x7 and 10 classes."""
 
     def __init__(self, *, height: int, width: int, classes: int, activation: Activation = "tanh") -> None:
@@ -86,11 +81,8 @@ class GreyScatteringNet(nn.Module):
             nn.Linear(32, classes),
         )
 
-    def forward(self, coefficients: Tensor) -> Tensor:
-        return self.classifier(self.features(coefficients))
 
-
-class ColourScatteringNet(nn.Module):
+class ColourScatteringNet(FeatureNet):
     """Two convolutions on the 243 coefficients of a three-channel image: 187,210 parameters for 243x8x8, 10 classes."""
 
     def __init__(self, *, height: int, width: int, classes: int, activation: Activation = "tanh") -> None:
@@ -109,9 +101,6 @@ class ColourScatteringNet(nn.Module):
             nn.Flatten(),
         )
         self.classifier = nn.Linear(64 * (height // 2) * (width // 2), classes)
-
-    def forward(self, coefficients: Tensor) -> Tensor:
-        return self.classifier(self.features(coefficients))
 
 
 def _grey_side(pixels: int) -> int:

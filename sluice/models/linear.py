@@ -22,4 +22,5 @@ class LinearClassifier(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.classifier(self.flatten(features))
+        logits: Tensor = self.classifier(self.flatten(features))
+        return logits

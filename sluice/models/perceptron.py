@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from sluice.models.activations import Activation, create_activation
+from sluice.models.base import FeatureNet
 
 
-class Perceptron(nn.Module):
+class Perceptron(FeatureNet):
     """Flatten each record, one hidden layer, one linear layer: 4,810 parameters for 1x8x8 and 10 classes."""
 
     def __init__(
@@ -21,6 +22,3 @@ class Perceptron(nn.Module):
             nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), create_activation(activation)
         )
         self.classifier = nn.Linear(hidden, classes)
-
-    def forward(self, records: Tensor) -> Tensor:
-        return self.classifier(self.features(records))

@@ -22,7 +22,8 @@ class BidirectionalLSTM(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden, _ = self.recurrent(self.projection(self.embedding(ids)))
-        return self.classifier(hidden.mean(dim=1))
+        logits: Tensor = self.classifier(hidden.mean(dim=1))
+        return logits
 
 
 class MeanEmbedding(nn.Module):
@@ -40,4 +41,5 @@ class MeanEmbedding(nn.Module):
         vectors = self.embedding(ids)
         is_word = (ids != 0).unsqueeze(-1).to(vectors.dtype)
         count = is_word.sum(dim=1).clamp(min=1)
-        return self.classifier((vectors * is_word).sum(dim=1) / count)
+        logits: Tensor = self.classifier((vectors * is_word).sum(dim=1) / count)
+        return logits

@@ -85,7 +85,7 @@ class _GroupedSampler(ABC):
     def _index_groups(self) -> None:
         order = torch.argsort(self._group_of, stable=True)
         sizes = torch.bincount(self._group_of, minlength=self.groups).tolist()
-        self._members = order.split(sizes)
+        self._members: tuple[Tensor, ...] = order.split(sizes)
 
 
 class CyclicPoisson(_GroupedSampler):

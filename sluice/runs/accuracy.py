@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sluice.runs.plots import BLUE, as_png, as_svg, blank_figure
+from sluice._base.figures import BLUE, as_png, as_svg, blank_figure
 
 
 @dataclass(frozen=True, kw_only=True)

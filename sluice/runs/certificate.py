@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from sluice._base.errors import DataError
-from sluice._base.storage import parse_json, read_bytes, write_atomically
+from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.mechanism.base import Mechanism
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger

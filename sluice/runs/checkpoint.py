@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
+from sluice._base.files import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
 
 _MAGIC = b"sluice checkpoint 1\n"
 _NAME = re.compile(r"release-(\d{10})\.checkpoint")

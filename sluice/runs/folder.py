@@ -14,9 +14,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from sluice._base.errors import DataError, InputError
-from sluice._base.files import hide_time, hide_times, remove_partial_files
+from sluice._base.files import (
+    canonical_json,
+    explained,
+    hide_time,
+    hide_times,
+    parse_json,
+    read_bytes,
+    remove_partial_files,
+    sha256_hex,
+    write_atomically,
+)
 from sluice._base.locks import ProcessLock
-from sluice._base.storage import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:

@@ -16,9 +16,8 @@ from typing import Self
 
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
-from sluice._base.files import hide_time
+from sluice._base.files import explained, hide_time, read_bytes, write_atomically
 from sluice._base.locks import close_in_children
-from sluice._base.storage import explained, read_bytes, write_atomically
 from sluice.runs.ledger_entries import (
     GENESIS,
     LedgerContents,

@@ -17,11 +17,11 @@ import sluice
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError, SluiceError
-from sluice._base.storage import canonical_json, parse_json
+from sluice._base.files import canonical_json, parse_json
+from sluice.accounting import ACCOUNTANTS
 
 FORMAT = 1
 GENESIS = "0" * 64
-ACCOUNTANTS = ("pld", "rdp")
 NOISE_SOURCES = ("secure", "seeded")
 
 _HASH = re.compile(r"[0-9a-f]{64}")

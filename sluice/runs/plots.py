@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from sluice._base.figures import BLUE, GREY, RED, as_png, as_svg, blank_figure
 from sluice._base.rounding import rounded_up
 from sluice.runs.ledger import LedgerContents
 from sluice.runs.privacy_spent import epsilon_over_releases
 from sluice.runs.trace import TraceRow
 
 _POINTS = 16
-BLUE, RED, GREY = "#1f5fa8", "#b3261e", "#6b6b6b"
 
 
 def epsilon_plot(contents: LedgerContents) -> str:
@@ -91,24 +86,3 @@ def metric_plot(rows: list[TraceRow]) -> bytes:
         axes.set_ylabel("metric of the accepted batch")
         axes.set_title("PRIVATE: do not publish", color=RED)
         return as_png(figure)
-
-
-@contextmanager
-def blank_figure() -> Iterator[Figure]:
-    """A figure with settings of its own: neither the user's style nor a running number gets into the file."""
-    with matplotlib.rc_context(matplotlib.rcParamsDefault):
-        matplotlib.rcParams.update({"svg.hashsalt": "sluice", "font.size": 10, "axes.spines.top": False})
-        matplotlib.rcParams.update({"axes.spines.right": False, "svg.fonttype": "path"})
-        yield Figure(figsize=(6.4, 3.6), layout="constrained")
-
-
-def as_svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
-
-
-def as_png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from safetensors.torch import save as encode_weights
-from torch import nn
-
 from sluice._base import codec as serial
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
+from sluice._base.files import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
 from sluice.runs.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
 from sluice.runs.certificate import certified_head, write_certificate
 from sluice.runs.folder import RunFolder
@@ -62,14 +59,12 @@ class PublicFiles:
         lines = [json.dumps(asdict(each)) + "\n" for each in self._evaluations.values()]
         write_atomically(self._folder.accuracy_path, "".join(lines).encode("ascii"), public=True)
 
-    def publish_model(self, model: nn.Module, ledger: Ledger) -> None:
-        """The weights as safetensors; their hash is logged, once, before the file is in place."""
-        weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-        content = encode_weights(weights)
-        name, digest = self._folder.weights_path.name, sha256_hex(content)
+    def publish_model(self, weights: bytes, ledger: Ledger) -> None:
+        """The weights, encoded as safetensors; their hash is in the ledger, once, before the file is in place."""
+        name, digest = self._folder.weights_path.name, sha256_hex(weights)
         if read_ledger(ledger.path).published.get(name) != digest:
             ledger.append_published(name, sha256=digest)
-        write_atomically(self._folder.weights_path, content, public=True)
+        write_atomically(self._folder.weights_path, weights, public=True)
 
     def publish_certificate(self) -> None:
         """The certificate, and test accuracy over epsilon as a plot where there is something to draw."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sluice._base import codec as serial
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import canonical_json, explained, parse_json, read_bytes
+from sluice._base.files import canonical_json, explained, parse_json, read_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

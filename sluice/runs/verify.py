@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice._base.errors import DataError, InputError, SluiceError
+from sluice._base.files import sha256_of_file
 from sluice._base.rounding import rounded_up
-from sluice._base.storage import sha256_of_file
 from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger

@@ -13,9 +13,9 @@ from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, plain_release
-from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.pld_accountant import SelectivePLDAccountant
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+from sluice.mechanism.gates import ClippingBiasGate
 
 BOTH = pytest.mark.parametrize("name", ["pld", "rdp"])
 # Rounding to the grid moves epsilon by parts in 10,000; what must grow may fall by that much.
@@ -23,7 +23,7 @@ GRID = 3e-4
 
 
 def release(q=0.02, sigma=2.0, gate_noise=1.0, reference=10.0, max_attempts=None):
-    gate = GateTerms(gate_noise=gate_noise, reference_noise=reference)
+    gate = ClippingBiasGate(gate_noise=gate_noise, reference_noise=reference)
     return SelectiveReleaseDpEvent(
         sampling_probability=q,
         noise_multiplier=sigma,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sluice.accounting import create_accountant
 from sluice.accounting.events import plain_release
-from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+from sluice.mechanism.gates import ClippingBiasGate
 
 DELTA = 1e-5
 
@@ -81,7 +81,7 @@ def test_within_the_error_that_opacus_allows_its_prv(q, sigma, steps):
 def test_published_loss_distribution_figures(n, b, sigma, t, gate_noise, reference, plain, selective):
     from sluice.accounting.calibration import release_event
 
-    gate = GateTerms(gate_noise=gate_noise, reference_noise=reference)
+    gate = ClippingBiasGate(gate_noise=gate_noise, reference_noise=reference)
     event = release_event(sample_rate=b / n, noise_multiplier=sigma, gate=gate)
     assert f"{ours('pld', b / n, sigma, t):.3f}" == plain
     assert f"{create_accountant('pld').compose(event, t).get_epsilon(DELTA):.3f}" == selective
@@ -91,7 +91,7 @@ def test_published_loss_distribution_figures(n, b, sigma, t, gate_noise, referen
 @pytest.mark.parametrize("steps", [3, 1000])
 def test_a_gate_that_no_record_can_move_costs_what_plain_costs(q, steps):
     """Gate noise without end leaves a ratio of 1: the gated formulas must run into the plain ones."""
-    gate = GateTerms(gate_noise=1e7, reference_noise=math.inf)
+    gate = ClippingBiasGate(gate_noise=1e7, reference_noise=math.inf)
     from sluice.accounting.calibration import release_event
 
     for name, tolerance in (("rdp", 1e-6), ("pld", 2e-4)):

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
-from sluice.accounting.calibration import calibrate, release_event, resolve_sample_rate, solve_releases
-from sluice.accounting.gate_terms import GateTerms
+from sluice.accounting.calibration import calibrate, release_event, solve_releases
 from sluice.accounting.search import smallest_reaching
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 
@@ -40,7 +39,7 @@ def test_it_never_overspends_and_hardly_underspends(log_q, log_releases, log_eps
         releases=round(math.exp(log_releases)),
         target_epsilon=target,
         target_delta=math.exp(log_delta),
-        gate=GateTerms() if gated else None,
+        gate=ClippingBiasGate() if gated else None,
         accountant=accountant,
     )
     epsilon = recheck(plan)
@@ -61,7 +60,7 @@ def test_it_never_overspends_and_hardly_underspends(log_q, log_releases, log_eps
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_all_three_noises_are_chosen_together_and_cost_little(accountant):
     common = {"sample_rate": 0.02, "releases": 1000, "target_epsilon": 1.0, "target_delta": 1e-5}
-    gated = calibrate(gate=GateTerms(), accountant=accountant, **common)
+    gated = calibrate(gate=ClippingBiasGate(), accountant=accountant, **common)
     plain = calibrate(accountant=accountant, **common)
     assert plain.noise_multiplier < gated.noise_multiplier < 1.03 * plain.noise_multiplier
     assert 0.7 * gated.noise_multiplier < gated.gate_noise < gated.noise_multiplier
@@ -77,20 +76,25 @@ def test_an_ordinary_budget_is_used_up_to_parts_in_ten_thousand(target):
 def test_the_split_is_the_best_of_its_kind_for_the_same_strength():
     """Moving noise between gate and reference at equal joint noise must not allow less gradient noise."""
     common = {"sample_rate": 0.3, "releases": 200, "target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp"}
-    best = calibrate(gate=GateTerms(), **common)
+    best = calibrate(gate=ClippingBiasGate(), **common)
     blur = math.sqrt(0.1 / 1.9)
     sigma, strength = best.noise_multiplier, best.noise_multiplier
     joint = math.hypot(4 * best.gate_noise, blur * best.reference_noise)
     assert joint == pytest.approx(4 * strength, rel=1e-9)
     for angle in (0.1, 0.3, 0.8):
-        other = GateTerms(gate_noise=sigma * math.cos(angle), reference_noise=4 * sigma * math.sin(angle) / blur)
+        other = ClippingBiasGate(gate_noise=sigma * math.cos(angle), reference_noise=4 * sigma * math.sin(angle) / blur)
         event = release_event(sample_rate=0.3, noise_multiplier=sigma, gate=other)
         assert create_accountant("rdp").compose(event, 200).get_epsilon(1e-5) >= 0.998 * best.epsilon
 
 
 def test_a_chosen_gate_noise_leaves_the_worst_batch_a_chance():
     plan = calibrate(
-        sample_rate=0.01, releases=500, target_epsilon=60.0, target_delta=1e-5, gate=GateTerms(), accountant="rdp"
+        sample_rate=0.01,
+        releases=500,
+        target_epsilon=60.0,
+        target_delta=1e-5,
+        gate=ClippingBiasGate(),
+        accountant="rdp",
     )
     assert plan.noise_multiplier < 0.4
     assert 0.05 <= plan.gate.acceptance.probability_min < 0.06
@@ -98,13 +102,13 @@ def test_a_chosen_gate_noise_leaves_the_worst_batch_a_chance():
 
 def test_noises_that_are_given_are_kept():
     common = {"sample_rate": 0.02, "releases": 1000, "target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp"}
-    gate = calibrate(gate=GateTerms(gate_noise=3.0), **common)
+    gate = calibrate(gate=ClippingBiasGate(gate_noise=3.0), **common)
     assert gate.gate_noise == 3.0
     assert gate.reference_noise == pytest.approx(5 * gate.noise_multiplier)
-    reference = calibrate(gate=GateTerms(reference_noise=20.0), **common)
+    reference = calibrate(gate=ClippingBiasGate(reference_noise=20.0), **common)
     assert reference.reference_noise == 20.0
     assert reference.gate_noise == pytest.approx(reference.noise_multiplier)
-    both = calibrate(gate=GateTerms(gate_noise=3.0, reference_noise=math.inf), **common)
+    both = calibrate(gate=ClippingBiasGate(gate_noise=3.0, reference_noise=math.inf), **common)
     assert (both.gate_noise, both.reference_noise) == (3.0, math.inf)
 
 
@@ -137,20 +141,22 @@ def test_preparation_shares_the_budget():
 
 def test_a_target_out_of_reach_is_refused_with_a_remedy():
     with pytest.raises(InputError, match="Raise gate_noise"):
-        calibrate(sample_rate=1.0, releases=10, target_epsilon=0.05, target_delta=1e-6, gate=GateTerms(gate_noise=1.0))
+        calibrate(
+            sample_rate=1.0, releases=10, target_epsilon=0.05, target_delta=1e-6, gate=ClippingBiasGate(gate_noise=1.0)
+        )
 
 
 def test_a_cap_on_attempts_is_paid_for():
     common = {"sample_rate": 0.02, "releases": 100, "target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp"}
-    plan = calibrate(gate=GateTerms(max_attempts=400), **common)
+    plan = calibrate(gate=ClippingBiasGate(max_attempts=400), **common)
     assert recheck(plan) <= 1.0
     with pytest.raises(InputError, match="max_attempts"):
-        calibrate(gate=GateTerms(max_attempts=3), **common)
+        calibrate(gate=ClippingBiasGate(max_attempts=3), **common)
 
 
 def test_the_same_question_is_answered_from_memory():
     common = {"sample_rate": 0.02, "releases": 777, "target_epsilon": 1.0, "target_delta": 1e-5, "accountant": "rdp"}
-    assert calibrate(gate=GateTerms(), **common) is calibrate(gate=GateTerms(), **common)
+    assert calibrate(gate=ClippingBiasGate(), **common) is calibrate(gate=ClippingBiasGate(), **common)
 
 
 @pytest.mark.parametrize(
@@ -163,21 +169,10 @@ def test_bad_arguments_are_refused_by_name(name, value):
         calibrate(**(good | {name: value}))
 
 
-def test_the_sample_rate_is_exact_or_given():
-    assert resolve_sample_rate(sample_rate=None, dataset_size=60000, batch_size=1024) == 1024 / 60000
-    assert resolve_sample_rate(sample_rate=0.25, dataset_size=None, batch_size=None) == 0.25
-    with pytest.raises(InputError, match="not both"):
-        resolve_sample_rate(sample_rate=0.25, dataset_size=4, batch_size=1)
-    with pytest.raises(InputError, match="batch_size=5"):
-        resolve_sample_rate(sample_rate=None, dataset_size=4, batch_size=5)
-    with pytest.raises(InputError, match="is needed"):
-        resolve_sample_rate(sample_rate=None, dataset_size=4, batch_size=None)
-
-
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize(("sigma", "target"), [(2.0, 1.0), (1.0, 1.5), (4.0, 3.0)])
 def test_releases_fit_and_one_more_would_not(accountant, sigma, target):
-    gate = GateTerms(gate_noise=2.0, reference_noise=20.0)
+    gate = ClippingBiasGate(gate_noise=2.0, reference_noise=20.0)
     common = {"sample_rate": 0.02, "noise_multiplier": sigma, "gate": gate, "accountant": accountant}
     plan = solve_releases(target_epsilon=target, target_delta=1e-5, **common)
     assert recheck(plan) <= target

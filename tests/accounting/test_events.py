@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release, plain_release
-from sluice.accounting.gate_terms import GateTerms
 from sluice.mechanism.gates import ClippingBiasGate
 
 PROBABILITY = st.floats(1e-9, 1.0, exclude_min=True)
@@ -91,14 +90,6 @@ def test_plain_events_are_releases_without_a_gate():
     assert as_release(GaussianDpEvent(0.0)) is None
 
 
-def test_a_gate_described_without_tensors_agrees_with_the_gate_itself():
-    terms = GateTerms(beta=2.0, clip_range=1.5, gate_noise=0.8, reference_noise=9.0)
-    gate = ClippingBiasGate(beta=2.0, clip_range=1.5, gate_noise=0.8, reference_noise=9.0)
-    # The gate accounts for the grid that its noise lies on, which is a little more.
-    assert gate.acceptance.ratio_min == pytest.approx(terms.acceptance.ratio_min, rel=1e-8)
-    assert gate.acceptance.probability_min == pytest.approx(terms.acceptance.probability_min, rel=1e-8)
-
-
 def test_a_gate_with_next_to_no_noise_is_refused_with_a_remedy():
     with pytest.raises(InputError, match="Raise the gate's noise"):
-        _ = GateTerms(gate_noise=0.01, reference_noise=1.0).acceptance
+        _ = ClippingBiasGate(gate_noise=0.01, reference_noise=1.0).acceptance

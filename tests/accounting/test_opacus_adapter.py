@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.calibration import release_event
-from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.opacus_adapter import SelectiveAccountant, register_with_opacus
+from sluice.mechanism.gates import ClippingBiasGate
 
-GATE = GateTerms(gate_noise=1.0, reference_noise=10.0)
+GATE = ClippingBiasGate(gate_noise=1.0, reference_noise=10.0)
 
 
 def stepped(gate=GATE, steps=30, accountant="rdp"):
@@ -61,7 +61,7 @@ def test_foreign_states_are_refused():
 
 def test_an_uncalibrated_gate_is_refused():
     with pytest.raises(InputError, match="reference_noise"):
-        SelectiveAccountant(gate=GateTerms(gate_noise=1.0)).step(noise_multiplier=1.0, sample_rate=0.1)
+        SelectiveAccountant(gate=ClippingBiasGate(gate_noise=1.0)).step(noise_multiplier=1.0, sample_rate=0.1)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,16 +7,16 @@ import sys
 import pytest
 
 from sluice.accounting.calibration import calibrate
-from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.plan_curves import as_images, in_characters, plan_curves
 from sluice.accounting.privacy_report import MEANINGS, privacy_report
+from sluice.mechanism.gates import ClippingBiasGate
 
 MNIST = {"sample_rate": 1024 / 60000, "noise_multiplier": 2.0, "releases": 2000, "delta": 1e-5}
 
 
 @pytest.mark.parametrize(("gate_noise", "claimed"), [(1.0, "2.368"), (0.6, "3.134")])
 def test_the_claim_stands_beside_the_proof_and_is_labelled(gate_noise, claimed):
-    report = privacy_report(gate=GateTerms(gate_noise=gate_noise, reference_noise=10.0), **MNIST)
+    report = privacy_report(gate=ClippingBiasGate(gate_noise=gate_noise, reference_noise=10.0), **MNIST)
     assert f"{report.paper_rdp:.3f}" == claimed
     assert report.plain_pld < report.pld < report.rdp < report.paper_rdp
     assert f"{report.plain_pld:.3f}" == "1.621"
@@ -41,7 +41,7 @@ def test_an_infinite_figure_comes_with_its_reason(rate):
 @pytest.fixture(scope="module")
 def curves():
     plan = calibrate(
-        sample_rate=0.02, releases=400, target_epsilon=1.0, target_delta=1e-5, gate=GateTerms(), accountant="rdp"
+        sample_rate=0.02, releases=400, target_epsilon=1.0, target_delta=1e-5, gate=ClippingBiasGate(), accountant="rdp"
     )
     return plan_curves(plan, points=5)
 
@@ -73,8 +73,8 @@ _MEASURE = """
 import re
 from pathlib import Path
 from sluice.accounting.calibration import calibrate
-from sluice.accounting.gate_terms import GateTerms
-calibrate(sample_rate={q}, releases={releases}, target_epsilon={epsilon}, target_delta=1e-7, gate=GateTerms())
+from sluice.mechanism.gates import ClippingBiasGate
+calibrate(sample_rate={q}, releases={releases}, target_epsilon={epsilon}, target_delta=1e-7, gate=ClippingBiasGate())
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) / 1024)
 """
 

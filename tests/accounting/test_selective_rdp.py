@@ -13,9 +13,9 @@ from scipy.special import logsumexp
 
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
-from sluice.accounting.gate_terms import GateTerms
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
 from sluice.accounting.tilted_moments import log_moments
+from sluice.mechanism.gates import ClippingBiasGate
 
 INTEGERS = np.array([2.0, 3.0, 5.0, 11.0, 30.0, 64.0])
 
@@ -123,7 +123,7 @@ def test_the_maximum_is_attained():
 )
 def test_published_renyi_figures(n, b, sigma, t, gate_noise, reference, plain, selective):
     orders = np.array(DEFAULT_ORDERS)
-    gate = GateTerms(gate_noise=gate_noise, reference_noise=reference)
+    gate = ClippingBiasGate(gate_noise=gate_noise, reference_noise=reference)
     gated = renyi_divergences(release(b / n, sigma, gate.acceptance, reference), orders)
     assert f"{rdp.compute_epsilon(orders, t * gated, 1e-5)[0]:.3f}" == selective
     if plain is not None:
@@ -133,7 +133,7 @@ def test_published_renyi_figures(n, b, sigma, t, gate_noise, reference, plain, s
 
 def test_a_two_sided_gate_is_much_dearer():
     orders = np.array(DEFAULT_ORDERS)
-    low = GateTerms(gate_noise=1.0).acceptance.ratio_min
+    low = ClippingBiasGate(gate_noise=1.0).acceptance.ratio_min
     gate = Acceptance(ratio_min=low, ratio_max=1 / low, probability_min=0.1)
     cost = 2000 * renyi_divergences(release(1024 / 60000, 2.0, gate), orders)
     assert f"{1 / low:.3f}" == "1.502"

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from sluice.accounting.acceptance import Acceptance
-from sluice.accounting.claims import claimed_epsilon
+from sluice.accounting.claims import claimed_account
 from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.accounting.selective_rdp import renyi_divergences
 
@@ -82,14 +82,9 @@ def test_the_hockey_stick_example_is_on_the_page():
 )
 def test_the_claimed_columns_are_on_the_page(size, batch, noise, releases, gate_noise):
     printed, table = (
-        claimed_epsilon(
-            sample_rate=batch / size,
-            noise_multiplier=noise,
-            releases=releases,
-            delta=1e-5,
-            gate_noise=gate_noise,
-            reading=reading,
-        )
+        claimed_account(
+            sample_rate=batch / size, noise_multiplier=noise, gate_noise=gate_noise, reading=reading
+        ).claimed_epsilon(releases=releases, delta=1e-5)
         for reading in ("printed", "table")
     )
     assert f"| {printed:.3f} | {table:.3f} |" in PAGE

@@ -126,7 +126,7 @@ def test_all_commands_claim_the_same_figure(capsys, tmp_path, monkeypatch):
     """What `train` prints and certifies, what `epsilon` and `plan` print, and where the plan's curve ends."""
     from sluice.accounting import plan_curves
     from sluice.accounting.calibration import calibrate
-    from sluice.accounting.gate_terms import GateTerms
+    from sluice.mechanism.gates import ClippingBiasGate
 
     monkeypatch.chdir(tmp_path)
     trained = ["--batch-size", "256", "--noise-multiplier", "3", "--releases", "4", "--gate-noise", "2"]
@@ -154,6 +154,6 @@ def test_all_commands_claim_the_same_figure(capsys, tmp_path, monkeypatch):
     _, out, _ = run(capsys, "epsilon", *(str(part) for pair in chosen.items() for part in pair), "--json")
     assert planned["paper_rdp"] == json.loads(out)["paper_rdp"]
     calibration = calibrate(
-        sample_rate=0.01, releases=300, target_epsilon=1.0, target_delta=1e-5, gate=GateTerms(), accountant="rdp"
+        sample_rate=0.01, releases=300, target_epsilon=1.0, target_delta=1e-5, gate=ClippingBiasGate(), accountant="rdp"
     )
     assert plan_curves.plan_curves(calibration, points=2).curves[-1].epsilons[-1] == planned["paper_rdp"]

@@ -85,7 +85,7 @@ PLACES = [
     (training, "save_checkpoint"),
     (training, "accuracy"),
     (publication, "write_certificate"),
-    (publication, "encode_weights"),
+    (training, "encode_weights"),
     (RunFolder, "check_data"),
 ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice._base.storage import write_atomically
+from sluice._base.files import write_atomically
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import canonical_json, sha256_hex
+from sluice._base.files import canonical_json, sha256_hex
 from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
 
 CONFIG = "ab" * 32

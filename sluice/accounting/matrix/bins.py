@@ -66,12 +66,13 @@ class BinsPair:
 
     @property
     def bins(self) -> int:
-        return self.means.shape[1]
+        return int(self.means.shape[1])
 
     @property
     def gram(self) -> Array:
         """Inner products of the means; none is negative, but for rounding."""
-        return np.maximum(self.means.T @ self.means, 0.0)
+        products: Array = np.maximum(self.means.T @ self.means, 0.0)
+        return products
 
     def largest_value(self, direction: Direction, epsilon: float) -> float:
         """A bound on every value of the estimates below, by proof (docs/matrix.md, section 5)."""
@@ -108,7 +109,8 @@ class BinsPair:
             parts = [self._remove(epsilon, tilt, normals, bins) for normals, bins in draws]
         else:
             parts = [self._add(epsilon, normals) for normals, _ in draws]
-        return np.maximum(np.concatenate(parts), 0.0)
+        values: Array = np.maximum(np.concatenate(parts), 0.0)
+        return values
 
     def _draws(self, direction: Direction, *, samples: int, seed: int) -> Iterator[tuple[Array, Array]]:
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, direction == "add"])))
@@ -139,7 +141,8 @@ class BinsPair:
         start = np.full(len(normals), (float(gram.diagonal().mean()) / 2 - epsilon) / length)
         edge = _root(heights, np.broadcast_to(slope, heights.shape), level=-epsilon, start=start)
         with_record = np.exp(epsilon + heights + slope**2 / 2 + log_ndtr(edge[:, None] - slope)).sum(axis=1)
-        return ndtr(edge) - with_record
+        expectation: Array = ndtr(edge) - with_record
+        return expectation
 
 
 def _root(heights: Array, slopes: Array, *, level: float, start: Array) -> Array:

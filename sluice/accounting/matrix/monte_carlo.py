@@ -76,7 +76,6 @@ def monte_carlo_delta(
     samples: int = DEFAULT_SAMPLES,
     seed: int | None = None,
     failure_probability: float = 1e-8,
-    charge: float | None = None,
 ) -> MonteCarloDelta:
     """Certify a delta at this noise and epsilon.
 
@@ -88,18 +87,39 @@ def monte_carlo_delta(
         epsilon: at which.
         samples: more make the bound tighter.
         seed: None draws one, which the proof needs; a given one repeats a sample.
-        failure_probability: see above.
-        charge: what to add to delta; the failure probability unless given.
+        failure_probability: see above; it is added to delta.
 
     Guarantee:
         Under adding or removing one record, a run of :class:`sluice.randomness.correlated.CorrelatedRelease` on
         :class:`sluice.randomness.grouped_sampling.BallsInBins` batches is (epsilon, delta)-differentially private, including the
         choice of the seed, for gradients chosen adaptively (docs/matrix.md, section 5).
     """
+    return certified_delta(
+        BinsPair.of(strategy, steps=steps, bins=bins, noise_multiplier=noise_multiplier),
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        samples=samples,
+        seed=secrets.randbits(63) if seed is None else seed,
+        failure_probability=failure_probability,
+        charge=failure_probability,
+    )
+
+
+def certified_delta(
+    pair: BinsPair,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    samples: int,
+    seed: int,
+    failure_probability: float,
+    charge: float,
+) -> MonteCarloDelta:
+    """`monte_carlo_delta` of the pair that belongs to this noise, with its own charge to delta."""
     _require_epsilon(epsilon)
     _check_sampling(samples=samples, failure_probability=failure_probability)
-    seed = secrets.randbits(63) if seed is None else seed
-    pair = BinsPair.of(strategy, steps=steps, bins=bins, noise_multiplier=noise_multiplier)
+    if charge < failure_probability:
+        raise InputError(f"charge={charge} is not allowed: it must be at least failure_probability.")
     bounds, means = [], []
     for direction in _DIRECTIONS:
         values = pair.estimates(direction, epsilon=epsilon, samples=samples, seed=seed)
@@ -107,9 +127,6 @@ def monte_carlo_delta(
         bound = upper_mean(values, largest=largest, failure_probability=failure_probability / 2)
         bounds.append(min(1.0, bound * _ROUNDING + _CANCELLATION))
         means.append(float(values.mean()))
-    charge = failure_probability if charge is None else charge
-    if charge < failure_probability:
-        raise InputError(f"charge={charge} is not allowed: it must be at least failure_probability.")
     return MonteCarloDelta(
         noise_multiplier=noise_multiplier,
         epsilon=epsilon,
@@ -139,10 +156,8 @@ def monte_carlo_epsilon(
     pair = BinsPair.of(strategy, steps=steps, bins=bins, noise_multiplier=noise_multiplier)
 
     def certify(epsilon: float, check_seed: int, failure: float) -> MonteCarloDelta:
-        return monte_carlo_delta(
-            strategy,
-            steps=steps,
-            bins=bins,
+        return certified_delta(
+            pair,
             noise_multiplier=noise_multiplier,
             epsilon=epsilon,
             samples=samples,
@@ -158,8 +173,7 @@ def monte_carlo_epsilon(
         samples=samples,
         seed=seed,
         guess=1.0,
-        lowest=1e-4,
-        highest=_LARGEST_EPSILON,
+        within=(1e-4, _LARGEST_EPSILON),
         refused=f"no epsilon up to {_LARGEST_EPSILON:g} holds at noise_multiplier={noise_multiplier}: use more noise.",
     )
 
@@ -179,11 +193,12 @@ def calibrate_balls_in_bins(
     _require_epsilon(epsilon)
     validate.open_fraction(delta=delta)
 
+    def pair_at(noise_multiplier: float) -> BinsPair:
+        return BinsPair.of(strategy, steps=steps, bins=bins, noise_multiplier=noise_multiplier)
+
     def certify(noise_multiplier: float, check_seed: int, failure: float) -> MonteCarloDelta:
-        return monte_carlo_delta(
-            strategy,
-            steps=steps,
-            bins=bins,
+        return certified_delta(
+            pair_at(noise_multiplier),
             noise_multiplier=noise_multiplier,
             epsilon=epsilon,
             samples=samples,
@@ -193,14 +208,13 @@ def calibrate_balls_in_bins(
         )
 
     return _pilot_then_certify(
-        lambda noise: (BinsPair.of(strategy, steps=steps, bins=bins, noise_multiplier=noise), epsilon),
+        lambda noise: (pair_at(noise), epsilon),
         certify,
         delta=delta,
         samples=samples,
         seed=seed,
         guess=math.sqrt(math.ceil(steps / bins)) / min(epsilon, 3.0),
-        lowest=LOWEST_NOISE,
-        highest=_LARGEST_NOISE,
+        within=(LOWEST_NOISE, _LARGEST_NOISE),
         refused=f"no noise multiplier up to {_LARGEST_NOISE:g} reaches epsilon={epsilon} at delta={delta}: use a "
         "larger epsilon, or more samples.",
     )
@@ -214,8 +228,7 @@ def _pilot_then_certify(
     samples: int,
     seed: int | None,
     guess: float,
-    lowest: float,
-    highest: float,
+    within: tuple[float, float],
     refused: str,
 ) -> MonteCarloDelta:
     """Search with one small sample, then certify what was found with fresh ones, a little farther each time.
@@ -243,7 +256,7 @@ def _pilot_then_certify(
         return worst + failure
 
     found = smallest_reaching(
-        predicted, target=delta, guess=guess, slack=0.02, lowest=lowest, highest=highest, slope=10.0
+        predicted, target=delta, guess=guess, slack=0.02, lowest=within[0], highest=within[1], slope=10.0
     )
     if found is None:
         raise InputError(refused)

@@ -198,7 +198,8 @@ def _loss_of(
         weights = np.ones(steps) if objective == "largest" else np.arange(steps, 0, -1) / steps
 
         def applied(vector: Series) -> Series:
-            return weights * vector
+            weighted: Series = weights * vector
+            return weighted
     else:
         base, form = workload.velocity_coefficients, workload.mean_form()
 

@@ -24,7 +24,8 @@ class TransformerClassifier(nn.Module):
         self.head = nn.Linear(_WIDTH, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(x).mean(1))
+        logits: Tensor = self.head(self.encoder(x).mean(1))
+        return logits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice._base.storage import write_atomically
+from sluice._base.files import write_atomically
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell
 from sluice.experiments.tables.accuracy_plot import accuracy_table_png
 from sluice.experiments.tables.accuracy_results import stored_result

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from sluice._base.figures import BLUE, GREY, RED, as_png, blank_figure
 from sluice.experiments.tables.accuracy_table import Line
 from sluice.experiments.tables.accuracy_texts import blocks
-from sluice.runs.plots import BLUE, GREY, RED, as_png, blank_figure
 
 _ACROSS = 2
 

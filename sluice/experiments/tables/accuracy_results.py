@@ -11,7 +11,7 @@ from typing import Any
 
 import sluice
 from sluice._base.errors import DataError, InputError
-from sluice._base.storage import parse_json, read_bytes, write_atomically
+from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.tables.accuracy_cells import Cell, PlannedCell
 

@@ -20,7 +20,7 @@ import torch
 from sluice import __version__
 from sluice._base import codec as serial
 from sluice._base.errors import SluiceError
-from sluice._base.storage import parse_json, read_bytes, write_atomically
+from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.data import DataSplits
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import Progress, Training, TrainResult, recorded_run

@@ -163,7 +163,7 @@ def _one_more(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else F.pad(mask, (0, 1))
 
 
-def _additive(mask: Any, dtype: torch.dtype, name: str) -> Tensor | None:
+def _additive(mask: Tensor | None, dtype: torch.dtype, name: str) -> Tensor | None:
     if mask is None or mask.is_floating_point():
         return mask
     if mask.dtype != torch.bool:

@@ -173,7 +173,8 @@ class CorrelationContribution(Contribution):
             image, padding = padded(image, geometry), [0] * rank
             image = image[(slice(None), *(slice(size) for size in self._reached()))]
         weight = self.parameter.detach().to(image.dtype)
-        return torch.ops.aten.convolution_backward(
+        summed: Tensor
+        _, summed, _ = torch.ops.aten.convolution_backward(
             grads,
             image.movedim(-1, 1),
             weight,
@@ -185,7 +186,8 @@ class CorrelationContribution(Contribution):
             [0] * rank,
             geometry.groups,
             (False, True, False),
-        )[1]
+        )
+        return summed
 
     def _reached(self) -> list[int]:
         """Sizes of the part of the padded image that windows reach."""

@@ -205,9 +205,10 @@ class LargestContribution(Contribution):
 
 class EmbeddingRule(Rule):
     def record(self, module: nn.Embedding, call: Call) -> Tensor:
+        output: Tensor = call.output
         if not call.trainable(module.weight):
-            return call.output
-        z, tap = call.tap(call.output)
+            return output
+        z, tap = call.tap(output)
         indices = call.save(call.argument(0, "input")).movedim(call.batch_axis, 0)
         width = module.embedding_dim
         flat = indices.reshape(call.batch_size, -1)

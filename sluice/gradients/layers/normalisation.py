@@ -32,7 +32,8 @@ class AffineRule(Rule):
     def record(self, module: Any, call: Call) -> Tensor:
         weight, bias = module.weight, getattr(module, "bias", None)
         if not call.trainable(weight) and not call.trainable(bias):
-            return call.output
+            unchanged: Tensor = call.output
+            return unchanged
         source = call.argument(0, "input" if not isinstance(module, nn.RMSNorm) else "x")
         self.check(module, source, call)
         z, tap = call.tap(call.output)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.contributions import ExplicitContribution, Tap
 from sluice.gradients.layers.recurrent_cells import Cell, GRUCell, LSTMCell, PlainCell
-from sluice.gradients.layers.recurrent_layer import RecurrentLayer
+from sluice.gradients.layers.recurrent_layer import recurrent_layer
 from sluice.gradients.layers.recurrent_memory import Borrowed, Lengths, Memory, Weights
 from sluice.gradients.layers.recurrent_weights import FusedContribution, FusedGradients, SortedBatch, pick
 from sluice.gradients.native import kernels
@@ -66,7 +66,7 @@ class RecurrentRule(Rule):
         projection, state_tap = x.new_empty(0), None
         if any(call.trainable(getattr(module, f"weight_hr{suffix}", None)) for suffix in suffixes):
             projection, state_tap = _zero_tap(call, memory.h[:, 1:])
-        result = RecurrentLayer.apply(cell, weights, borrowed, x, *first, offset, projection)
+        result = recurrent_layer(cell, weights, borrowed, x, *first, offset, projection)
         for direction, suffix in enumerate(suffixes):
             shared = FusedGradients(tap, direction, borrowed, cell, here, call.options)
             for state in (False, True):
@@ -104,10 +104,9 @@ def _contribute_projection(
             tap,
             pick(projected[direction].transpose(0, 1), to_original),
             view=lambda d: pick(d[direction].transpose(0, 1), to_original),
-            holds=borrowed,
             strategy=call.strategy,
             options=call.options,
-        )
+        ).holding(borrowed)
     )
 
 

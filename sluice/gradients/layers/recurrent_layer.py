@@ -69,6 +69,9 @@ class RecurrentLayer(torch.autograd.Function):
         return None, None, None, dx, memory.dh.clone(), dc, memory.z, dstates
 
 
+recurrent_layer: Callable[..., tuple[Tensor, Tensor, Tensor]] = RecurrentLayer.apply
+
+
 def _forward(cell: Cell, memory: Memory, weights: Weights, x: Tensor) -> Tensor:
     lengths, features, directions = memory.lengths, x.shape[2], weights.fused.shape[0]
     memory.inputs[0, :-1, :, :features] = x

@@ -162,10 +162,9 @@ class FusedGradients:
             self._tap,
             pick(self._inputs[..., self.rows(state)].transpose(0, 1), to_original),
             view=lambda d: pick(d[direction].transpose(0, 1), to_original).index_select(2, columns),
-            holds=self._borrowed,
             strategy=strategy,
             options=self._options,
-        )
+        ).holding(self._borrowed)
 
 
 class FusedContribution(Contribution):

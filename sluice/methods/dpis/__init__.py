@@ -244,7 +244,7 @@ def _gradient_noise(effective: float, *, norm_noise: float, count_noise: float) 
             f"spend the budget, which allows a noise multiplier of {effective:.4g}. Raise them, or leave them out."
         )
     # The last factor exceeds every rounding error made here.
-    return effective * left**-0.5 * (1 + 2.0**-40)
+    return effective * float(left**-0.5) * (1 + 2.0**-40)
 
 
 def unused_options(settings: RunSettings) -> dict[str, str]:

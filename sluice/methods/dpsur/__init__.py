@@ -34,7 +34,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.accounting import create_accountant
+from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.claims import CLAIMED_LABEL
 from sluice.accounting.dpsur import (
     Dpsur,
@@ -130,7 +130,7 @@ class DpsurMechanism(Mechanism):
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        return ("rdp",) if self.max_attempts is None else ("pld", "rdp")
+        return ("rdp",) if self.max_attempts is None else ACCOUNTANTS
 
     @property
     def provable(self) -> bool:
@@ -144,7 +144,7 @@ class DpsurMechanism(Mechanism):
         return SelfComposedDpEvent(DpsurAttemptDpEvent(attempt=self.release), self.max_attempts)
 
     def _selection_event(self, releases: int) -> DpEvent:
-        events = [SelfComposedDpEvent(DpsurDpEvent(release=self.release), releases)] if releases else []
+        events: list[DpEvent] = [SelfComposedDpEvent(DpsurDpEvent(release=self.release), releases)] if releases else []
         return ComposedDpEvent(events)
 
     def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:

@@ -29,11 +29,13 @@ from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
 from sluice._base import codec as serial
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS
 from sluice.accounting.matrix.accounting import banded_event, require_noise
+from sluice.accounting.matrix.bins import BinsPair
 from sluice.accounting.matrix.conditional import conditional_epsilon
 from sluice.accounting.matrix.monte_carlo import (
     MonteCarloDelta,
-    monte_carlo_delta,
+    certified_delta,
     monte_carlo_epsilon,
     require_samples,
 )
@@ -216,7 +218,7 @@ class MatrixMechanism(Mechanism):
 
 def _accountants_of(batches: str) -> tuple[str, ...]:
     """Only the events of cyclic sampling are known to an accountant of Renyi divergences."""
-    return ("pld", "rdp") if batches == "cyclic-poisson" else ("pld",)
+    return ACCOUNTANTS if batches == "cyclic-poisson" else ("pld",)
 
 
 def _described(strategy: BandedToeplitz | BufferedLinearToeplitz) -> str:
@@ -249,10 +251,8 @@ def _certified(mechanism: MatrixMechanism, delta: float) -> float:
     certificate = mechanism.certificate
     assert certificate is not None
     steps, bins = mechanism.releases, mechanism.groups
-    again = monte_carlo_delta(
-        mechanism.strategy,
-        steps=steps,
-        bins=bins,
+    again = certified_delta(
+        BinsPair.of(mechanism.strategy, steps=steps, bins=bins, noise_multiplier=mechanism.noise_multiplier),
         noise_multiplier=mechanism.noise_multiplier,
         epsilon=certificate.epsilon,
         samples=certificate.samples,

@@ -11,7 +11,12 @@ from scipy.special import ndtr
 from sluice._base.errors import InputError
 from sluice.accounting.matrix.bins import BinsPair
 from sluice.accounting.matrix.confidence import upper_mean
-from sluice.accounting.matrix.monte_carlo import calibrate_balls_in_bins, monte_carlo_delta, monte_carlo_epsilon
+from sluice.accounting.matrix.monte_carlo import (
+    calibrate_balls_in_bins,
+    certified_delta,
+    monte_carlo_delta,
+    monte_carlo_epsilon,
+)
 from sluice.accounting.matrix.optimise import optimise_banded, optimise_blt
 from sluice.accounting.matrix.strategy import BandedToeplitz, Strategy, identity
 from sluice.accounting.matrix.workload import prefix_sums
@@ -166,9 +171,8 @@ def test_calibration_meets_its_target_and_can_be_repeated() -> None:
     settings = {"steps": 60, "bins": 10}
     found = calibrate_balls_in_bins(BLT, **settings, epsilon=1.0, delta=1e-5, samples=60_000, seed=4)
     assert 0.8e-5 < found.delta <= 1e-5
-    again = monte_carlo_delta(
-        BLT,
-        **settings,
+    again = certified_delta(
+        BinsPair.of(BLT, **settings, noise_multiplier=found.noise_multiplier),
         noise_multiplier=found.noise_multiplier,
         epsilon=1.0,
         samples=found.samples,
