@@ -30,10 +30,10 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 
 #: Metadata of a field that files of earlier versions lack; its default says what those meant.
-ADDED = MappingProxyType({"added": True})
+ADDED: Mapping[str, Any] = MappingProxyType({"added": True})
 
 #: The same for a field that is written only where it is given, so that earlier files are written back as they were.
-ADDED_IF_GIVEN = MappingProxyType({"added": True, "if_given": True})
+ADDED_IF_GIVEN: Mapping[str, Any] = MappingProxyType({"added": True, "if_given": True})
 
 _SCALARS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
