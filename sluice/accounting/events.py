@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import attr
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import ADDED, Encoded
 from sluice.accounting.acceptance import Acceptance
 
 
 @attr.s(frozen=True, kw_only=True, auto_attribs=True)
-class SelectiveReleaseDpEvent(DpEvent):
+class SelectiveReleaseDpEvent(Encoded, DpEvent):
     """One release of the loop below, under adding or removing one record ``z``.
 
     ::
@@ -43,8 +41,8 @@ class SelectiveReleaseDpEvent(DpEvent):
     sampling_probability: float
     noise_multiplier: float
     acceptance: Acceptance
-    reference_noise_multiplier: float = math.inf
-    max_attempts: int | None = None
+    reference_noise_multiplier: float = attr.ib(default=math.inf, metadata=ADDED)
+    max_attempts: int | None = attr.ib(default=None, metadata=ADDED)
 
     def __attrs_post_init__(self) -> None:
         validate.fraction(sampling_probability=self.sampling_probability)
@@ -63,42 +61,6 @@ class SelectiveReleaseDpEvent(DpEvent):
     def give_up_probability(self) -> float:
         """A bound on the probability that one release runs out of attempts."""
         return self.acceptance.give_up_probability(self.max_attempts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that strict JSON can hold; ``from_dict`` gives the very same event back."""
-        return {
-            "sampling_probability": self.sampling_probability,
-            "noise_multiplier": self.noise_multiplier,
-            "acceptance": {
-                "ratio_min": self.acceptance.ratio_min,
-                "ratio_max": self.acceptance.ratio_max,
-                "probability_min": self.acceptance.probability_min,
-            },
-            "reference_noise_multiplier": serial.encode_float(self.reference_noise_multiplier),
-            "max_attempts": self.max_attempts,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SelectiveReleaseDpEvent:
-        serial.require_keys(
-            data,
-            what="a selective release",
-            required=("sampling_probability", "noise_multiplier", "acceptance"),
-            optional=("reference_noise_multiplier", "max_attempts"),
-        )
-        acceptance = data["acceptance"]
-        serial.require_keys(acceptance, what="acceptance", required=("ratio_min", "ratio_max", "probability_min"))
-        return cls(
-            sampling_probability=data["sampling_probability"],
-            noise_multiplier=data["noise_multiplier"],
-            acceptance=Acceptance(
-                ratio_min=acceptance["ratio_min"],
-                ratio_max=acceptance["ratio_max"],
-                probability_min=acceptance["probability_min"],
-            ),
-            reference_noise_multiplier=serial.decode_float(data.get("reference_noise_multiplier", math.inf)),
-            max_attempts=data.get("max_attempts"),
-        )
 
 
 #: Acceptance that no record can change: a release without a gate.

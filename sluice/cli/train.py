@@ -2,174 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sluice.cli.output import JsonFlag, print_json
+from sluice.cli.output import print_json
+from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
     from sluice.experiments.run import Training, TrainResult
-    from sluice.experiments.settings import TrainSettings
     from sluice.mechanism.base import Mechanism
 
 RUNS = Path("runs")
 
-_DATA, _BUDGET, _OPTIMISER, _GATE, _RUN = "Data and model", "Budget", "Optimisation", "Scaling and gate", "Run"
+
+def _shown(group: str | None, text: str, **metadata: Any) -> dict[str, Any]:
+    return {"group": group, "help": text, **metadata}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Operation:
-    """How a run is carried out: none of it changes what is released."""
+    """How a run is carried out and shown: none of it changes what is released."""
 
-    data_dir: Path | None
-    checkpoint_every: int | None
-    max_physical_batch_size: int
-    tensorboard: bool
-
-
-def _option(name: str, panel: str, text: str) -> Any:
-    return typer.Option(name, help=text, rich_help_panel=panel, show_default=False)
-
-
-def train(
-    dataset: Annotated[
-        str | None,
-        _option("--dataset", _DATA, "digits, mnist, fashion-mnist, cifar-10, imdb, or a .npz file or folder."),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        _option("--classes", _DATA, "How many classes your own data can have; the highest label tells if not given."),
-    ] = None,
-    data_dir: Annotated[Path | None, _option("--data-dir", _DATA, "Folder with data sets, looked at first.")] = None,
-    features: Annotated[
-        str | None, _option("--features", _DATA, "What the model sees: plain, scattering or bag-of-words.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        _option("--model", _DATA, "linear, mlp, pixel-cnn, scattering-cnn, bilstm, embedding or bag-of-words."),
-    ] = None,
-    activation: Annotated[
-        str | None, _option("--activation", _DATA, "tanh, relu, tempered-sigmoid[:s,T,o]; for nets.")
-    ] = None,
-    hold_out: Annotated[
-        float | None,
-        _option("--hold-out", _DATA, "Keep this share of the training records aside to choose settings with."),
-    ] = None,
-    method: Annotated[
-        str | None, _option("--method", _BUDGET, "dpsr-cg (selective release), dpsgd, ...: see sluice methods.")
-    ] = None,
-    epsilon: Annotated[float | None, _option("--epsilon", _BUDGET, "Budget that noise is calibrated to.")] = None,
-    delta: Annotated[float | None, _option("--delta", _BUDGET, "Probability with which epsilon may fail.")] = None,
-    noise_multiplier: Annotated[
-        float | None, _option("--noise-multiplier", _BUDGET, "Noise, if not calibrated: epsilon is what results.")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            "-o",
+    data_dir: Path | None = field(default=None, metadata=_shown(DATA, "Folder with data sets, looked at first."))
+    option: list[str] | None = field(
+        default=None,
+        metadata=_shown(
+            BUDGET,
+            "A setting that only this method has (sluice methods NAME); may be repeated.",
+            names=("--option", "-o"),
             metavar="NAME=VALUE",
-            help="A setting that only this method has (sluice methods NAME); may be repeated.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
         ),
-    ] = None,
-    releases: Annotated[int | None, _option("--releases", _BUDGET, "Updates to release.")] = None,
-    batch_size: Annotated[int | None, _option("--batch-size", _BUDGET, "Expected size of a batch.")] = None,
-    accountant: Annotated[str | None, _option("--accountant", _BUDGET, "pld (tight) or rdp.")] = None,
-    optimizer: Annotated[str | None, _option("--optimizer", _OPTIMISER, "sgd, adam or adamw.")] = None,
-    lr: Annotated[float | None, _option("--lr", _OPTIMISER, "Learning rate.")] = None,
-    momentum: Annotated[float | None, _option("--momentum", _OPTIMISER, "Of sgd.")] = None,
-    lr_schedule: Annotated[
-        str | None, _option("--lr-schedule", _OPTIMISER, "constant, linear or cosine; falls by release.")
-    ] = None,
-    ema_decay: Annotated[
-        float | None, _option("--ema-decay", _OPTIMISER, "Publish the average of released weights; 0: the last.")
-    ] = None,
-    max_grad_norm: Annotated[
-        float | None, _option("--max-grad-norm", _GATE, "The most that a record's weighted gradient measures.")
-    ] = None,
-    scaling: Annotated[str | None, _option("--scaling", _GATE, "clip, global or normalise.")] = None,
-    scaling_bound: Annotated[
-        float | None, _option("--scaling-bound", _GATE, "S of global scaling, gamma of normalise.")
-    ] = None,
-    gate: Annotated[str | None, _option("--gate", _GATE, "clipping-bias, coin or none.")] = None,
-    beta: Annotated[float | None, _option("--beta", _GATE, "Threshold of the gate.")] = None,
-    clip_range: Annotated[float | None, _option("--clip-range", _GATE, "Clip of the gate's difference.")] = None,
-    gate_noise: Annotated[
-        float | None, _option("--gate-noise", _GATE, "Noise of the decision; calibrated if not given.")
-    ] = None,
-    reference_noise: Annotated[
-        float | None, _option("--reference-noise", _GATE, "Noise of the public reference; calibrated if not given.")
-    ] = None,
-    large_norm: Annotated[
-        float | None, _option("--large-norm", _GATE, "Gradient norm from which a record counts fully.")
-    ] = None,
-    reference_decay: Annotated[
-        float | None, _option("--reference-decay", _GATE, "Weight of the past in the public reference.")
-    ] = None,
-    max_attempts: Annotated[
-        int | None, _option("--max-attempts", _GATE, "Give up on a release after this many; dpsur: on the run.")
-    ] = None,
-    hidden_reference: Annotated[
-        bool | None,
-        _option(
-            "--hidden-reference/--public-reference", _GATE, "Compare as the paper does: no epsilon is proved then."
+    )
+    config: Path | None = field(
+        default=None, metadata=_shown(RUN, "TOML or JSON file with settings; options win over it.")
+    )
+    run: str | None = field(
+        default=None,
+        metadata=_shown(RUN, "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given."),
+    )
+    resume: str | None = field(
+        default=None, metadata=_shown(RUN, "Resume this run, by its own settings; no other setting is allowed.")
+    )
+    checkpoint_every: int | None = field(
+        default=None,
+        metadata=_shown(RUN, "Releases between two checkpoints; if not given, 1, or a hundred in all with a seed."),
+    )
+    threads: int | None = field(default=None, metadata=_shown(RUN, "Threads of PyTorch; its own choice if not given."))
+    max_physical_batch_size: int = field(
+        default=1024, metadata=_shown(RUN, "Records in memory at once; changes no result.")
+    )
+    tensorboard: bool = field(default=False, metadata=_shown(RUN, "Also write public values for TensorBoard."))
+    show_private: bool = field(
+        default=False,
+        metadata=_shown(
+            RUN, "Show attempts and metric of each release, on your own screen: they must not be published."
         ),
-    ] = None,
-    coin_probability: Annotated[
-        float | None, _option("--coin-probability", _GATE, "Of the coin gate; the other gate's if not given.")
-    ] = None,
-    seed: Annotated[
-        int | None, _option("--seed", _RUN, "Repeatable noise, for experiments only; cryptographic if not given.")
-    ] = None,
-    evaluate_every: Annotated[
-        int | None, _option("--evaluate-every", _RUN, "Releases between two looks at the test set; 0: only at the end.")
-    ] = None,
-    config: Annotated[
-        Path | None, _option("--config", _RUN, "TOML or JSON file with settings; options win over it.")
-    ] = None,
-    run: Annotated[
-        str | None,
-        _option("--run", _RUN, "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given."),
-    ] = None,
-    resume: Annotated[
-        str | None, _option("--resume", _RUN, "Go on with this run, by its own settings; no other setting is allowed.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None,
-        _option(
-            "--checkpoint-every",
-            _RUN,
-            "Releases between two checkpoints; if not given, 1, or a hundred in all with a seed.",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, _option("--threads", _RUN, "Threads of PyTorch; its own choice if not given.")
-    ] = None,
-    max_physical_batch_size: Annotated[
-        int,
-        typer.Option(
-            "--max-physical-batch-size", help="Records in memory at once; changes no result.", rich_help_panel=_RUN
-        ),
-    ] = 1024,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write public values for TensorBoard.", rich_help_panel=_RUN)
-    ] = False,
-    show_private: Annotated[
-        bool,
-        typer.Option(
-            "--show-private",
-            help="Show attempts and metric of each release, on your own screen: they must not be published.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
-    as_json: JsonFlag = False,
-) -> None:
+    )
+    as_json: bool = field(
+        default=False, metadata=_shown(None, "Print one JSON object instead of text.", names=("--json",))
+    )
+
+
+def train(**given: Any) -> None:
     """Train a model with differential privacy and certify what it cost.
 
     Settings that are not given come from --config, else from the defaults of the data set. Noise is calibrated to the
@@ -177,48 +77,69 @@ def train(
 
     Example: sluice train --dataset digits --epsilon 3
     """
-    given = dict(locals())
     from sluice.cli.train_output import Screen, print_plan, print_result, result_as_json
     from sluice.experiments.run import recorded_run
-    from sluice.experiments.settings import assignment
 
-    overrides = _given_settings(given)
-    if option:
-        overrides["options"] = dict(assignment(item, argument="option") for item in option)
-    operation = _Operation(
-        data_dir=data_dir,
-        checkpoint_every=checkpoint_every,
-        max_physical_batch_size=max_physical_batch_size,
-        tensorboard=tensorboard,
-    )
-    _set_threads(threads)
-    screen = Screen(show_private=show_private, quiet=as_json)
-    if resume is None:
-        settings, path = _new_run(overrides, config, run)
+    operation = _Operation(**{each.name: given.pop(each.name) for each in fields(_Operation)})
+    overrides = {name: value for name, value in given.items() if value is not None}
+    if operation.option:
+        overrides["options"] = dict(assignment(item, argument="option") for item in operation.option)
+    _set_threads(operation.threads)
+    screen = Screen(show_private=operation.show_private, quiet=operation.as_json)
+    if operation.resume is None:
+        settings, path = _new_run(overrides, operation.config, operation.run)
         mechanism, result = None, None
     else:
-        _refuse_settings([*overrides, *(name for name in ("config", "run") if given[name] is not None)])
-        path = _existing(resume)
+        _refuse_settings([*overrides, *(name for name in ("config", "run") if getattr(operation, name) is not None)])
+        path = _existing(operation.resume)
         recorded = recorded_run(path)
         settings, mechanism, result = recorded.settings, recorded.mechanism, recorded.result
     if result is not None:
         screen.say(f"{path} is finished: nothing is left to do.")
     else:
         training = _training(settings, mechanism, operation, screen)
-        if not as_json:
+        if not operation.as_json:
             print_plan(training)
-        result = _carry_out(training, path, operation, screen, is_new=resume is None)
-    if as_json:
+        result = _carry_out(training, path, operation, screen, is_new=operation.resume is None)
+    if operation.as_json:
         print_json(result_as_json(result))
     else:
         print_result(result)
 
 
-def _given_settings(given: dict[str, Any]) -> dict[str, Any]:
-    from sluice.experiments.settings import TrainSettings
+def _parameters() -> Iterator[inspect.Parameter]:
+    """The command's options: one for each setting, None where it is not given, and those of the operation."""
+    for options in (TrainSettings, _Operation):
+        kinds = get_type_hints(options)
+        for each in fields(options):
+            if each.name == "options":
+                continue  # given one by one, as --option
+            is_setting = options is TrainSettings
+            option = typer.Option(
+                *_names(each.name, each.metadata),
+                help=each.metadata["help"],
+                rich_help_panel=each.metadata["group"],
+                metavar=each.metadata.get("metavar"),
+                show_default=not is_setting,
+            )
+            yield inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if is_setting else each.default,
+                annotation=Annotated[kinds[each.name] | None if is_setting else kinds[each.name], option],
+            )
 
-    names = {field.name for field in fields(TrainSettings)}
-    return {name: value for name, value in given.items() if name in names and value is not None}
+
+def _names(name: str, metadata: Any) -> tuple[str, ...]:
+    dashed = f"--{name.replace('_', '-')}"
+    if "names" in metadata:
+        return tuple(metadata["names"])
+    return (f"{dashed}/--{metadata['otherwise']}" if "otherwise" in metadata else dashed,)
+
+
+# The command line reads a function's signature: this one is made of fields, so that every setting is written down once.
+train.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]
+train.__annotations__ = {name: each.annotation for name, each in inspect.signature(train).parameters.items()}
 
 
 def _refuse_settings(named: list[str]) -> None:
@@ -247,7 +168,6 @@ def _set_threads(threads: int | None) -> None:
 
 def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) -> tuple[TrainSettings, Path]:
     from sluice._base.errors import InputError
-    from sluice.experiments.settings import settings_from
     from sluice.runs.folder import may_begin
 
     settings = settings_from(overrides, file=config)

@@ -7,102 +7,96 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from sluice._base import codec as serial
-from sluice._base import validate
+from sluice._base import codec, validate
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import parse_json
-from sluice.accounting import ACCOUNTANTS
-from sluice.methods import METHODS, method_of
-from sluice.methods.reference import EPSILONS
 from sluice.models import activation_of, model_names
 
-GATES = ("clipping-bias", "coin", "none")
-FEATURES = ("plain", "scattering", "bag-of-words")
-SCALINGS = ("clip", "global", "normalise")
-SCHEDULES = ("constant", "linear", "cosine")
-OPTIMIZERS = ("sgd", "adam", "adamw")
+if TYPE_CHECKING:
+    from sluice.methods import Method
 
-CHOICES = {
-    "method": tuple(METHODS),
-    "gate": GATES,
-    "features": FEATURES,
-    "scaling": SCALINGS,
-    "lr_schedule": SCHEDULES,
-    "optimizer": OPTIMIZERS,
-    "accountant": ACCOUNTANTS,
-}
-"""The settings that are one of a few words."""
+DATA, BUDGET, OPTIMISATION, GATE, RUN = "Data and model", "Budget", "Optimisation", "Scaling and gate", "Run"
+"""The groups that settings are shown in."""
+
+
+def _setting(default: Any, group: str, text: str, *, choices: tuple[str, ...] = (), **metadata: Any) -> Any:
+    """A field with what help says of it; the words that it may be are named there and enforced."""
+    if choices:
+        text += f": {', '.join(choices[:-1])} or {choices[-1]}."
+    return field(default=default, metadata={"group": group, "help": text, "choices": choices, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """Everything that shapes a run. The names are those of the command line's options and of a configuration file.
 
-    Attributes:
-        dataset: a name, or the path of a .npz or folder of arrays.
-        classes: how many classes there can be, for the user's own data; None takes the highest label of the data,
-            which becomes public by that.
-        method: a name of ``sluice.methods``; ``sluice methods`` lists them.
-        features: what the model sees: "plain" records, "scattering" coefficients, or a "bag-of-words".
-        model: a name of ``sluice.models``; activation as it takes it.
-        epsilon, delta: the budget. With ``noise_multiplier`` given, epsilon is what results.
-        releases: updates that are released.
-        batch_size: expected size of a Poisson batch.
-        optimizer, lr, momentum, lr_schedule: of the optimizer that applies releases.
-        max_grad_norm: the most that a record's weighted gradient measures [C].
-        scaling, scaling_bound: the rule from norms to weights; the bound is S for "global", gamma for "normalise".
-        gate: "clipping-bias", "coin" or "none"; None takes the method's own.
-        beta, clip_range, gate_noise, reference_noise, large_norm, reference_decay: of the clipping-bias gate; noise
-            that is None is chosen by calibration.
-        max_attempts: a gate gives up on a release after so many; the method "dpsur" ends the run after so many in all.
-        hidden_reference: compare with the un-noised metric of the last release, as the DPSR-CG paper does. Nothing is
-            proved then, so there is no epsilon to calibrate to: ``noise_multiplier`` has to be given.
-        coin_probability: of the coin gate; None takes the clipping-bias gate's acceptance at a difference of zero.
-        ema_decay: weight of the past in the average of released weights that is published; 0 publishes the last.
-        accountant: "pld" or "rdp".
-        seed: None for cryptographic noise. A number makes the run repeatable, for experiments only.
-        hold_out: share of the training records kept aside to choose settings with (each by a hash of what it holds, so
-            about this share); the test set is not read then.
-        evaluate_every: releases between two evaluations; 0 evaluates once, at the end. None does it ten times.
-        options: settings that only this method has, by name; those left out get the method's defaults.
+    What each field means is its metadata, which ``sluice train --help`` shows. ``options`` are the settings that only this
+    method has, by name; those left out get the method's defaults.
     """
 
-    dataset: str = "digits"
-    classes: int | None = None
-    method: str = "dpsr-cg"
-    features: str = "plain"
-    model: str = "linear"
-    activation: str | None = None
-    epsilon: float = 3.0
-    delta: float = 1e-5
-    noise_multiplier: float | None = None
-    releases: int = 200
-    batch_size: int = 256
-    optimizer: str = "sgd"
-    lr: float = 0.5
-    momentum: float = 0.9
-    lr_schedule: str = "constant"
-    max_grad_norm: float = 1.0
-    scaling: str = "global"
-    scaling_bound: float = 1.0
-    gate: str | None = None
-    beta: float = 3.0
-    clip_range: float = 2.0
-    gate_noise: float | None = None
-    reference_noise: float | None = None
-    large_norm: float = 11.0
-    reference_decay: float = 0.9
-    max_attempts: int | None = None
-    hidden_reference: bool = False
-    coin_probability: float | None = None
-    ema_decay: float = 0.0
-    accountant: str = "pld"
-    seed: int | None = None
-    hold_out: float = 0.0
-    evaluate_every: int | None = None
+    dataset: str = _setting(
+        "digits", DATA, "digits, mnist, fashion-mnist, cifar-10, imdb, or a .npz file or folder of arrays."
+    )
+    classes: int | None = _setting(
+        None,
+        DATA,
+        "How many classes your own data can have; if not given, the highest label tells, and becomes public by that.",
+        **codec.ADDED_IF_GIVEN,
+    )
+    method: str = _setting("dpsr-cg", BUDGET, "dpsr-cg (selective release), dpsgd, ...: see sluice methods.")
+    features: str = _setting("plain", DATA, "What the model sees", choices=("plain", "scattering", "bag-of-words"))
+    model: str = _setting("linear", DATA, f"One of {', '.join(model_names())}.")
+    activation: str | None = _setting(None, DATA, "tanh, relu, tempered-sigmoid[:s,T,o]; for nets.")
+    epsilon: float = _setting(3.0, BUDGET, "Budget that noise is calibrated to.")
+    delta: float = _setting(1e-5, BUDGET, "Probability with which epsilon may fail.")
+    noise_multiplier: float | None = _setting(None, BUDGET, "Noise, if not calibrated: epsilon is what results.")
+    releases: int = _setting(200, BUDGET, "Updates to release.")
+    batch_size: int = _setting(256, BUDGET, "Expected size of a Poisson batch.")
+    optimizer: str = _setting("sgd", OPTIMISATION, "What applies releases", choices=("sgd", "adam", "adamw"))
+    lr: float = _setting(0.5, OPTIMISATION, "Learning rate.")
+    momentum: float = _setting(0.9, OPTIMISATION, "Of sgd.")
+    lr_schedule: str = _setting(
+        "constant", OPTIMISATION, "Learning rate over the releases", choices=("constant", "linear", "cosine")
+    )
+    max_grad_norm: float = _setting(1.0, GATE, "Maximum norm of a record's weighted gradient [C].")
+    scaling: str = _setting("global", GATE, "From gradient norms to weights", choices=("clip", "global", "normalise"))
+    scaling_bound: float = _setting(1.0, GATE, "S of global scaling, gamma of normalise.")
+    gate: str | None = _setting(
+        None, GATE, "What decides on release, by default the method's own", choices=("clipping-bias", "coin", "none")
+    )
+    beta: float = _setting(3.0, GATE, "Threshold of the gate.")
+    clip_range: float = _setting(2.0, GATE, "Clip of the gate's difference.")
+    gate_noise: float | None = _setting(None, GATE, "Noise of the decision; calibrated if not given.")
+    reference_noise: float | None = _setting(None, GATE, "Noise of the public reference; calibrated if not given.")
+    large_norm: float = _setting(11.0, GATE, "Gradient norm from which a record counts fully.")
+    reference_decay: float = _setting(0.9, GATE, "Weight of the past in the public reference.")
+    max_attempts: int | None = _setting(None, GATE, "Give up on a release after this many; dpsur: on the run.")
+    hidden_reference: bool = _setting(
+        False,
+        GATE,
+        "Compare with the un-noised metric of the last release, as the DPSR-CG paper does: no epsilon is proved, so "
+        "--noise-multiplier has to be given.",
+        otherwise="public-reference",
+    )
+    coin_probability: float | None = _setting(
+        None, GATE, "Of the coin gate; if not given, the clipping-bias gate's at a difference of zero."
+    )
+    ema_decay: float = _setting(
+        0.0, OPTIMISATION, "Weight of the past in the average of released weights that is published; 0: the last."
+    )
+    accountant: str = _setting("pld", BUDGET, "What proves epsilon, the tighter first", choices=("pld", "rdp"))
+    seed: int | None = _setting(None, RUN, "Repeatable noise, for experiments only; cryptographic if not given.")
+    hold_out: float = _setting(
+        0.0,
+        DATA,
+        "Keep about this share of the training records aside, each by a hash of what it holds, to choose settings with; "
+        "the test set is not read then.",
+    )
+    evaluate_every: int | None = _setting(
+        None, RUN, "Releases between two looks at the test set; 0: only at the end; ten in all if not given."
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -182,11 +176,14 @@ class TrainSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for strict JSON; `settings_of` gives equal settings back."""
-        return {
-            name: serial.encode_float(value) if isinstance(value, float) else value
-            for name, value in asdict(self).items()
-            if value is not None or name not in _ADDED
-        }
+        data: dict[str, Any] = codec.encode(self)
+        return data
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    field.name: field.metadata["choices"] for field in fields(TrainSettings) if field.metadata.get("choices")
+}
+"""The settings that are one of a few words."""
 
 
 # The features that a model is made for; any other model takes what its data set has.
@@ -213,6 +210,13 @@ _BIAS_GATE_ONLY = (
     "reference_decay",
     "hidden_reference",
 )
+
+
+def method_of(name: str) -> Method:
+    """As in `sluice.methods`, which brings the accountants along: help is shown without them."""
+    from sluice import methods
+
+    return methods.method_of(name)
 
 
 def default_settings(dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0) -> TrainSettings:
@@ -261,6 +265,8 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
 
 def epsilon_has_effect(method: str, dataset: str) -> bool:
     """Whether epsilon shapes a run: where it only picks a row of published settings, the data set must have rows."""
+    from sluice.methods.reference import EPSILONS
+
     rows = [method_of(method).defaults(dataset, epsilon) for epsilon in EPSILONS]
     return "noise_multiplier" not in rows[0] or any(row != rows[0] for row in rows)
 
@@ -279,10 +285,8 @@ def assignment(item: str, *, argument: str) -> tuple[str, Any]:
 def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
     """The settings that a run folder keeps as its configuration: all of them, since defaults may change."""
     _require_known(config)
-    missing = sorted(_NAMES - _ADDED - set(config))
-    if missing:
-        raise InputError(f"{where} lacks {', '.join(missing)}: it is not the configuration of a training run.")
-    return TrainSettings(**config)
+    settings: TrainSettings = codec.decode(TrainSettings, config, what=where)
+    return settings
 
 
 def _require_known(chosen: Mapping[str, Any]) -> None:
@@ -351,21 +355,9 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """The value as its setting wants it: a whole number is a fine float, True is not a fine number."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    if value is None and type(None) in kinds:
-        return None
-    base: type = kinds[0]
-    if base is float:
-        value = serial.decode_float(value)
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000:
-            value = float(value)
-    if isinstance(value, base) and (base is bool or not isinstance(value, bool)):
-        return value
-    wanted = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
-    raise InputError(f"{name}={value!r} is not allowed: it must be {wanted[base]}.")
+    value = codec.decode(kind, value, what=name)
+    wants_float = float in (kind, *get_args(kind))
+    return float(value) if wants_float and value is not None else value
 
 
 _NAMES = {field.name for field in fields(TrainSettings)}
-_ADDED = {"classes"}
-"""Settings that earlier versions did not have. They are written only where they are given, so that the configurations of
-earlier runs stay what they were."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from dp_accounting import DpEvent
 
 from sluice._base import validate
+from sluice._base.codec import Encoded
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
 
@@ -42,7 +43,7 @@ class PrivacyFigure:
     meaning: str
 
 
-class Mechanism(ABC):
+class Mechanism(Encoded, ABC):
     """A mechanism, as far as ledgers, accountants and certificates have to know it.
 
     Attributes:
@@ -52,7 +53,7 @@ class Mechanism(ABC):
         preparation: noise multipliers of Gaussian releases made before training from the same records.
     """
 
-    kind: ClassVar[str]
+    tag: ClassVar[str | None] = "kind"
     claims_beside_proof: ClassVar[bool] = False
 
     releases: int
@@ -155,10 +156,6 @@ class Mechanism(ABC):
     def releases_metric(self) -> bool:
         """Whether a noisy number beside the update is part of each release."""
         return False
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for strict JSON, with ``kind``; ``from_dict`` of the class gives an equal one back."""
 
     def ending_after(self, releases: int) -> str:
         """Why a finished run ended after this many releases, as a sentence; empty where it made all of them."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from scipy.special import ndtr
 
 from sluice._base import validate
+from sluice._base.codec import ADDED, Encoded, readable
 from sluice._base.errors import InputError
 from sluice._base.grids import bernoulli_threshold, power_of_two_below
 from sluice.accounting.acceptance import Acceptance
@@ -37,7 +38,7 @@ METRIC_GRID = 2.0**-26
 LARGEST_SMALL_NORM = 0.9
 
 
-class Gate(ABC):
+class Gate(Encoded, ABC):
     """What any gate has to state and do.
 
     Attributes:
@@ -45,6 +46,8 @@ class Gate(ABC):
         reference_noise: noise multiplier of the reference published with each release, infinite where none is,
             None where calibration has yet to choose it.
     """
+
+    tag: ClassVar[str | None] = "gate"
 
     max_attempts: int | None
     reference_noise: float | None
@@ -96,6 +99,7 @@ class Gate(ABC):
         return max(1, math.ceil(needed))
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class ClippingBiasGate(Gate):
     """Accept when few gradients of the batch are large, compared with a public reference.
@@ -126,6 +130,8 @@ class ClippingBiasGate(Gate):
             record is added; it is charged (docs/noise.md, section 6).
     """
 
+    kind: ClassVar[str] = "clipping-bias"
+
     beta: float = 3.0
     clip_range: float = 2.0
     gate_noise: float | None = None
@@ -137,7 +143,7 @@ class ClippingBiasGate(Gate):
     initial_reference: float = 0.0
     max_attempts: int | None = None
     hidden_reference: bool = False
-    metric_error: float = 0.0
+    metric_error: float = field(default=0.0, metadata=ADDED)
 
     def __post_init__(self) -> None:
         validate.non_negative(metric_error=self.metric_error)
@@ -309,6 +315,7 @@ class ClippingBiasGate(Gate):
         return reference.averaged_with(published, decay=self.reference_decay)
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class CoinGate(Gate):
     """Accept at random, whatever the batch: the control that shows whether selection helps.
@@ -317,6 +324,8 @@ class CoinGate(Gate):
         Acceptance is independent of the data, so an accepted batch is an ordinary Poisson sample and each release
         costs what it costs without a gate.
     """
+
+    kind: ClassVar[str] = "coin"
 
     probability: float
     max_attempts: int | None = None

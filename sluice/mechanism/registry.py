@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from sluice._base import validate
+from sluice._base.codec import decode
 from sluice._base.errors import InputError
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -72,9 +73,9 @@ def register(mechanism: type[Mechanism], *, executor: str | type) -> None:
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
     """The inverse of every mechanism's ``to_dict``; unknown kinds and keys are refused."""
     if not isinstance(data, Mapping) or "kind" not in data:
-        return _complete(SelectiveRelease.from_dict(data))
+        return _complete(decode(SelectiveRelease, data, what="mechanism"))
     validate.one_of(KINDS, kind=data["kind"])
-    return _complete(_named(KINDS[data["kind"]].mechanism).from_dict(data))
+    return _complete(decode(_named(KINDS[data["kind"]].mechanism), data, what="mechanism"))
 
 
 def executor_of(mechanism: Mechanism) -> Any:

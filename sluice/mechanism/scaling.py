@@ -7,13 +7,11 @@ nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from sluice._base import codec as serial
 from sluice._base import validate
-from sluice._base.errors import InputError
+from sluice._base.codec import Encoded, readable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +22,7 @@ MARGIN = 2.0**-15
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingRule(ABC):
+class ScalingRule(Encoded, ABC):
     """A rule from norms to weights.
 
     Attributes:
@@ -33,7 +31,7 @@ class ScalingRule(ABC):
 
     max_grad_norm: float = 1.0
 
-    kind: ClassVar[str]
+    tag: ClassVar[str | None] = "rule"
 
     def __post_init__(self) -> None:
         validate.positive(max_grad_norm=self.max_grad_norm)
@@ -57,10 +55,8 @@ class ScalingRule(ABC):
     @abstractmethod
     def _weights(self, norms: Tensor) -> Tensor: ...
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"rule": self.kind, **asdict(self)}
 
-
+@readable
 @dataclass(frozen=True, kw_only=True)
 class Clip(ScalingRule):
     """``min(1, C / norm)``: the rule of DP-SGD.
@@ -81,6 +77,7 @@ class Clip(ScalingRule):
         return (self.max_grad_norm / norms).clamp(max=1.0)
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class GlobalScaling(ScalingRule):
     """``C / max(norm, S)``: gradients up to the bound S keep their relative lengths (the DPSR-CG paper's Algorithm 1).
@@ -107,6 +104,7 @@ class GlobalScaling(ScalingRule):
         return self.max_grad_norm / norms.clamp(min=self.bound)
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class Normalise(ScalingRule):
     """``C / (norm + gamma)``: automatic clipping, in which the learning rate takes the place of the clipping bound.
@@ -130,17 +128,3 @@ class Normalise(ScalingRule):
 
     def _weights(self, norms: Tensor) -> Tensor:
         return self.max_grad_norm / (norms + self.gamma)
-
-
-_RULES: dict[str, type[ScalingRule]] = {rule.kind: rule for rule in (Clip, GlobalScaling, Normalise)}
-
-
-def scaling_from_dict(data: Mapping[str, Any]) -> ScalingRule:
-    """The inverse of ``to_dict``; unknown rules and keys are refused."""
-    if not isinstance(data, Mapping) or "rule" not in data:
-        raise InputError(f"scaling={data!r} is not allowed: it must be an object with a key 'rule'.")
-    validate.one_of(_RULES, rule=data["rule"])
-    rule = _RULES[data["rule"]]
-    names = [field.name for field in fields(rule)]
-    serial.require_keys(data, what="scaling", required=("rule", *names))
-    return rule(**{name: data[name] for name in names})

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import ADDED, encode
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
 from sluice.mechanism.base import Claim, Mechanism
-from sluice.mechanism.gate_codec import gate_from_dict, gate_to_dict
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
-from sluice.mechanism.scaling import ScalingRule, scaling_from_dict
+from sluice.mechanism.scaling import ScalingRule
+from sluice.mechanism.stated_gate import stated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +38,15 @@ class SelectiveRelease(Mechanism):
     """
 
     kind: ClassVar[str] = "selective release"
+    tag: ClassVar[str | None] = None  # the first ledgers had no other mechanism, and named none
 
     sample_rate: float
     expected_batch_size: float
     scaling: ScalingRule
     noise_multiplier: float | None = None
     releases: int
-    gate: Gate | None = None
-    preparation: tuple[float, ...] = ()
+    gate: Gate | None = field(default=None, metadata=ADDED)
+    preparation: tuple[float, ...] = field(default=(), metadata=ADDED)
 
     def __post_init__(self) -> None:
         validate.fraction(sample_rate=self.sample_rate)
@@ -198,35 +198,6 @@ class SelectiveRelease(Mechanism):
         return replace(self, releases=releases)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for strict JSON; ``from_dict`` gives an equal mechanism back."""
-        return {
-            "sample_rate": self.sample_rate,
-            "expected_batch_size": self.expected_batch_size,
-            "scaling": self.scaling.to_dict(),
-            "noise_multiplier": self.noise_multiplier,
-            "releases": self.releases,
-            "gate": None if self.gate is None else gate_to_dict(self.gate),
-            "preparation": list(self.preparation),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SelectiveRelease:
-        serial.require_keys(
-            data,
-            what="mechanism",
-            required=("sample_rate", "expected_batch_size", "scaling", "noise_multiplier", "releases"),
-            optional=("gate", "preparation"),
-        )
-        preparation = data.get("preparation", [])
-        if not isinstance(preparation, list | tuple):
-            raise InputError(f"preparation={preparation!r} is not allowed: it must be a list of noise multipliers.")
-        gate = data.get("gate")
-        return cls(
-            sample_rate=data["sample_rate"],
-            expected_batch_size=data["expected_batch_size"],
-            scaling=scaling_from_dict(data["scaling"]),
-            noise_multiplier=data["noise_multiplier"],
-            releases=data["releases"],
-            gate=None if gate is None else gate_from_dict(gate),
-            preparation=tuple(preparation),
-        )
+        described = None if self.gate is None else stated(self.gate)
+        data: dict[str, Any] = encode(replace(self, gate=described))
+        return data

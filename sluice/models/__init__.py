@@ -1,17 +1,34 @@
 """Models that are ordinary PyTorch modules, and a registry of the names that users type.
 
+Nets are loaded on first use, so that names of models can be read without torch.
+
 >>> from sluice.models import create_model
 >>> model = create_model("scattering-cnn", (81, 7, 7), 10)
 >>> sum(parameter.numel() for parameter in model.parameters())
 33066
 """
 
-from sluice.models.activations import Activation, TemperedSigmoid, Tempering, create_activation
-from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
-from sluice.models.linear import LinearClassifier
-from sluice.models.perceptron import Perceptron
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sluice.models.registry import activation_of, create_model, describe_models, model_names
-from sluice.models.text import BidirectionalLSTM, MeanEmbedding
+
+if TYPE_CHECKING:
+    from sluice.models.activations import Activation, TemperedSigmoid, Tempering, create_activation
+    from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
+    from sluice.models.linear import LinearClassifier
+    from sluice.models.perceptron import Perceptron
+    from sluice.models.text import BidirectionalLSTM, MeanEmbedding
+
+_HOMES = {
+    "activations": ("Activation", "TemperedSigmoid", "Tempering", "create_activation"),
+    "images": ("ColourPixelNet", "ColourScatteringNet", "GreyPixelNet", "GreyScatteringNet"),
+    "linear": ("LinearClassifier",),
+    "perceptron": ("Perceptron",),
+    "text": ("BidirectionalLSTM", "MeanEmbedding"),
+}
 
 __all__ = [
     "Activation",
@@ -31,3 +48,10 @@ __all__ = [
     "describe_models",
     "model_names",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"sluice.models.{module}"), name)
+    raise AttributeError(f"module 'sluice.models' has no attribute {name!r}")

@@ -1,19 +1,19 @@
-"""Models by the name a user types."""
+"""Models by the name a user types. Nets are named, not imported, so that their names are known without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from torch import nn
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.models.activations import Activation
-from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
-from sluice.models.linear import LinearClassifier
-from sluice.models.perceptron import Perceptron
-from sluice.models.text import BidirectionalLSTM, MeanEmbedding
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sluice.models.activations import Activation
 
 DEFAULT_ACTIVATION = "tanh"
 DEFAULT_VOCABULARY = 20_000
@@ -99,23 +99,30 @@ def create_model(
     return entry.build(request)
 
 
+def _net(name: str) -> Callable[..., nn.Module]:
+    """The class of a net, imported when it is made: the names of models can be read without torch."""
+    module, net = name.split(":")
+    found: Callable[..., nn.Module] = getattr(import_module(f"sluice.models.{module}"), net)
+    return found
+
+
 def _pixel_cnn(request: _Request) -> nn.Module:
-    nets = {1: GreyPixelNet, 3: ColourPixelNet}
+    nets = {1: "images:GreyPixelNet", 3: "images:ColourPixelNet"}
     if len(request.input_shape) != 3 or request.input_shape[0] not in nets:
         raise request.refuse("it must be (1, height, width) or (3, height, width), the shape of one image.")
     channels, height, width = request.input_shape
-    return nets[channels](height=height, width=width, classes=request.classes, activation=request.activation)
+    return _net(nets[channels])(height=height, width=width, classes=request.classes, activation=request.activation)
 
 
 def _scattering_cnn(request: _Request) -> nn.Module:
-    nets = {81: GreyScatteringNet, 243: ColourScatteringNet}
+    nets = {81: "images:GreyScatteringNet", 243: "images:ColourScatteringNet"}
     if len(request.input_shape) != 3 or request.input_shape[0] not in nets:
         raise request.refuse(
             "it must be (81, height, width) or (243, height, width), the scattering coefficients of grey or colour "
             "images. Transform the images first, or use pixel-cnn."
         )
     channels, height, width = request.input_shape
-    return nets[channels](height=height, width=width, classes=request.classes, activation=request.activation)
+    return _net(nets[channels])(height=height, width=width, classes=request.classes, activation=request.activation)
 
 
 def _require_words(request: _Request) -> None:
@@ -125,26 +132,30 @@ def _require_words(request: _Request) -> None:
 
 def _bilstm(request: _Request) -> nn.Module:
     _require_words(request)
-    return BidirectionalLSTM(vocabulary=request.vocabulary, classes=request.classes, activation=request.activation)
+    return _net("text:BidirectionalLSTM")(
+        vocabulary=request.vocabulary, classes=request.classes, activation=request.activation
+    )
 
 
 def _embedding(request: _Request) -> nn.Module:
     _require_words(request)
-    return MeanEmbedding(vocabulary=request.vocabulary, classes=request.classes)
+    return _net("text:MeanEmbedding")(vocabulary=request.vocabulary, classes=request.classes)
 
 
 def _bag_of_words(request: _Request) -> nn.Module:
     if len(request.input_shape) != 1:
         raise request.refuse("it must be (words,), the width of a bag of words. For other features use linear.")
-    return LinearClassifier(input_shape=request.input_shape, classes=request.classes)
+    return _net("linear:LinearClassifier")(input_shape=request.input_shape, classes=request.classes)
 
 
 def _linear(request: _Request) -> nn.Module:
-    return LinearClassifier(input_shape=request.input_shape, classes=request.classes)
+    return _net("linear:LinearClassifier")(input_shape=request.input_shape, classes=request.classes)
 
 
 def _mlp(request: _Request) -> nn.Module:
-    return Perceptron(input_shape=request.input_shape, classes=request.classes, activation=request.activation)
+    return _net("perceptron:Perceptron")(
+        input_shape=request.input_shape, classes=request.classes, activation=request.activation
+    )
 
 
 _ENTRIES: dict[str, _Entry] = {

@@ -21,7 +21,11 @@ from sluice._base.locks import close_in_children
 from sluice.runs.ledger_entries import (
     GENESIS,
     LedgerContents,
+    LedgerEntry,
     LedgerHeader,
+    Published,
+    Recovered,
+    Release,
     encode_line,
     library_versions,
     parse_ledger,
@@ -68,7 +72,7 @@ class Ledger:
             raise InputError(
                 f"path={str(path)!r} is not allowed: it exists. Open it to resume, or choose another path."
             )
-        line, _ = encode_line(header.to_body(), previous=GENESIS)
+        line, _ = encode_line(header, previous=GENESIS)
         parse_ledger(line, where="the new header")
         write_atomically(path, line, public=True)
         return cls.open(path)
@@ -120,11 +124,11 @@ class Ledger:
                 f"number={number} is not allowed: the mechanism has {self.header.planned_releases} releases, all "
                 "logged. Start a run with more releases, calibrated for them."
             )
-        self._append({"kind": "release", "number": number}, spent=number)
+        self._append(Release(number=number), spent=number)
 
     def append_published(self, file: str, *, sha256: str) -> None:
         """Log which bytes are published under a name. Call it before the file is put in place."""
-        self._append({"kind": "published", "file": file, "sha256": sha256}, spent=self._spent)
+        self._append(Published(file=file, sha256=sha256), spent=self._spent)
 
     def resume(self, *, applied: int, repeats_noise: bool) -> Callable[[int], None]:
         """What to call before each release when training resumes from a checkpoint.
@@ -173,10 +177,10 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, body: dict[str, object], *, spent: int) -> None:
+    def _append(self, entry: LedgerEntry, *, spent: int) -> None:
         if self._descriptor is None or self._broken:
             raise InputError(f"the ledger {self.path} is closed, or an entry failed: close it and open it again.")
-        line, head = encode_line(body, previous=self._head)
+        line, head = encode_line(entry, previous=self._head)
         # Whatever interrupts this, Ctrl-C included, leaves a ledger object that writes nothing more.
         self._broken = True
         try:
@@ -205,7 +209,7 @@ def _repair(path: Path, contents: LedgerContents) -> str:
         write_atomically(path, kept, public=True)
         return "the last line of the ledger was torn; all planned releases were logged before, so it was dropped"
     number = contents.counted + 1
-    line, _ = encode_line({"kind": "recovered", "number": number}, previous=contents.head)
+    line, _ = encode_line(Recovered(number=number), previous=contents.head)
     write_atomically(path, kept + line, public=True)
     return f"the last line of the ledger was torn; release {number} is counted as spent though it was not applied"
 

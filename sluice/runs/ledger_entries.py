@@ -11,11 +11,11 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import sluice
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import Encoded, decode, encode, readable
 from sluice._base.errors import DataError, InputError, SluiceError
 from sluice._base.files import canonical_json, parse_json
 from sluice.accounting import ACCOUNTANTS
@@ -28,11 +28,19 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _LISTED_PACKAGES = ("dp-accounting", "numpy", "scipy", "torch")
 
 
+class LedgerEntry(Encoded):
+    """What one line of a ledger says, beside its hash."""
+
+    tag: ClassVar[str | None] = "kind"
+
+
+@readable
 @dataclass(frozen=True, kw_only=True)
-class LedgerHeader:
+class LedgerHeader(LedgerEntry):
     """All that an accountant has to know of a run, fixed before its first release.
 
     Attributes:
+        format: of the whole ledger.
         mechanism: the mechanism's ``to_dict()``, whole, what is published before training included.
         delta: the delta at which the run reports.
         configuration: sha256 of the run's public configuration, or None where there is none.
@@ -42,6 +50,9 @@ class LedgerHeader:
         versions: of the libraries that made the run.
     """
 
+    kind: ClassVar[str] = "header"
+
+    format: int = FORMAT
     mechanism: Mapping[str, Any]
     delta: float
     configuration: str | None = None
@@ -51,6 +62,8 @@ class LedgerHeader:
     versions: Mapping[str, str] = field(default_factory=lambda: library_versions())
 
     def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise InputError(f"format={self.format} is not allowed: this version of Sluice reads format {FORMAT}.")
         validate.open_fraction(delta=self.delta)
         validate.one_of(NOISE_SOURCES, noise=self.noise)
         validate.one_of(ACCOUNTANTS, accountant=self.accountant)
@@ -71,26 +84,39 @@ class LedgerHeader:
     def planned_releases(self) -> int:
         return int(self.mechanism["releases"])
 
-    def to_body(self) -> dict[str, Any]:
-        return {
-            "kind": "header",
-            "format": FORMAT,
-            "mechanism": dict(self.mechanism),
-            "delta": self.delta,
-            "configuration": self.configuration,
-            "noise": self.noise,
-            "accountant": self.accountant,
-            "target_epsilon": self.target_epsilon,
-            "versions": dict(self.versions),
-        }
 
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> Self:
-        names = ("mechanism", "delta", "configuration", "noise", "accountant", "target_epsilon", "versions")
-        serial.require_keys(body, what="the header", required=("kind", "format", *names))
-        if body["format"] != FORMAT:
-            raise InputError(f"format={body['format']!r} is not allowed: this version of Sluice reads format {FORMAT}.")
-        return cls(**{name: body[name] for name in names})
+@readable
+@dataclass(frozen=True, kw_only=True)
+class Release(LedgerEntry):
+    """A release, written before its update is applied."""
+
+    kind: ClassVar[str] = "release"
+
+    number: int
+
+
+@readable
+@dataclass(frozen=True, kw_only=True)
+class Recovered(Release):
+    """A release that is counted though its line was torn."""
+
+    kind: ClassVar[str] = "recovered"
+
+
+@readable
+@dataclass(frozen=True, kw_only=True)
+class Published(LedgerEntry):
+    """Which bytes are published under a name, written before the file is put in place."""
+
+    kind: ClassVar[str] = "published"
+
+    file: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        _require_string(file=self.file)
+        if not _is_hash(self.sha256):
+            raise InputError(f"sha256={self.sha256!r} is not allowed: it must be 64 hex digits.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +159,10 @@ def library_versions() -> dict[str, str]:
     return {"sluice": sluice.__version__} | {name: version(name) for name in _LISTED_PACKAGES}
 
 
-def encode_line(body: Mapping[str, Any], *, previous: str) -> tuple[bytes, str]:
-    """A body as its line in the ledger, and the hash of that line."""
+def encode_line(entry: LedgerEntry | Mapping[str, Any], *, previous: str) -> tuple[bytes, str]:
+    """An entry, or its plain data, as its line in the ledger, and the hash of that line."""
     try:
+        body = encode(entry)
         digest = hashlib.sha256(previous.encode("ascii") + canonical_json(body)).hexdigest()
         return canonical_json({**body, "hash": digest}) + b"\n", digest
     except (TypeError, ValueError) as error:
@@ -168,29 +195,23 @@ def parse_ledger(content: bytes, *, where: str) -> LedgerContents:
     for index, line in enumerate(lines, start=1):
         place = f"{where}, line {index}"
         body, head = _decode_line(line, previous=head, place=place)
-        kind = body["kind"]
-        if (kind == "header") != (index == 1):
-            raise DataError(f"{place}: the header must be the first line and nowhere else; this line is a {kind!r}.")
         try:
-            if kind == "header":
-                header = LedgerHeader.from_body(body)
-            elif kind == "published":
-                serial.require_keys(body, what="the line", required=("kind", "file", "sha256"))
-                _require_string(file=body["file"])
-                if not _is_hash(body["sha256"]):
-                    raise InputError(f"sha256={body['sha256']!r} is not allowed: it must be 64 hex digits.")
-                published[body["file"]] = body["sha256"]
-            elif kind in ("release", "recovered"):
-                serial.require_keys(body, what="the line", required=("kind", "number"))
-                number = body["number"]
-                if not isinstance(number, int) or isinstance(number, bool) or number != counted + 1:
-                    raise InputError(f"number={number!r} is not allowed: release {counted + 1} comes next.")
-                if header is None or number > header.planned_releases:
-                    raise InputError(f"number={number} is not allowed: it is beyond the releases of the mechanism.")
-                counted += 1
-                recovered += kind == "recovered"
+            if (body["kind"] == LedgerHeader.kind) != (index == 1):
+                raise InputError(f"the header must be the first line and nowhere else, not a {body['kind']!r}.")
+            entry = decode(LedgerEntry, body, what="the line")
+            if isinstance(entry, LedgerHeader):
+                header = entry
+            elif isinstance(entry, Published):
+                published[entry.file] = entry.sha256
             else:
-                raise InputError(f"kind={kind!r} is not allowed: it must be header, release, recovered or published.")
+                if entry.number != counted + 1:
+                    raise InputError(f"number={entry.number} is not allowed: release {counted + 1} comes next.")
+                if header is None or entry.number > header.planned_releases:
+                    raise InputError(
+                        f"number={entry.number} is not allowed: it is beyond the releases of the mechanism."
+                    )
+                counted += 1
+                recovered += isinstance(entry, Recovered)
         except SluiceError as error:
             raise DataError(f"{place}: {error}") from error
     if header is None:

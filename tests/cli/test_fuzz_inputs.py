@@ -34,6 +34,7 @@ from sluice.cli import main
 from sluice.cli import train as train_command
 from sluice.data import DataSplits, load
 from sluice.experiments.settings import CHOICES, TrainSettings, settings_from, settings_of
+from sluice.methods import METHODS
 
 NAMES = tuple(field.name for field in fields(TrainSettings))
 PATIENCE_SECONDS = 120
@@ -97,7 +98,9 @@ NUMBERS = st.one_of(
     st.floats(),
     st.sampled_from([10**400, -(2**63), 2**63, 5e-324, 1e308, 0.5, 1e-5, True]),
 )
-WORDS = st.sampled_from([word for words in CHOICES.values() for word in words] + ["inf", "nan", "digits", "", "x.npz"])
+WORDS = st.sampled_from(
+    [*METHODS, *(word for words in CHOICES.values() for word in words), "inf", "nan", "digits", "", "x.npz"]
+)
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, WORDS, st.text(max_size=6)),
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=4), inner, max_size=2)),

@@ -90,7 +90,7 @@ def test_a_missing_file_is_refused(tmp_path):
         {"hidden_reference": True},
         {"dataset": None},
         {"method": "dpsgd", "gate": "coin"},
-        *({name: "nonsense"} for name in CHOICES),
+        *({name: "nonsense"} for name in ("method", *CHOICES)),
     ],
     ids=str,
 )

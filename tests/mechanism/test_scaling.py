@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice._base.errors import InputError
-from sluice.mechanism.scaling import MARGIN, Clip, GlobalScaling, Normalise, ScalingRule, scaling_from_dict
+from sluice.mechanism.scaling import MARGIN, Clip, GlobalScaling, Normalise, ScalingRule
 
 RULES = [Clip(max_grad_norm=0.7), GlobalScaling(max_grad_norm=1.3, bound=8.0), Normalise(max_grad_norm=0.5, gamma=0.02)]
 positive = st.floats(min_value=1e-6, max_value=1e6)
@@ -55,7 +55,7 @@ def test_round_trip_through_json(clip: float, bound: float):
         GlobalScaling(max_grad_norm=clip, bound=bound),
         Normalise(max_grad_norm=clip, gamma=bound),
     ):
-        assert scaling_from_dict(json.loads(json.dumps(rule.to_dict()))) == rule
+        assert ScalingRule.from_dict(json.loads(json.dumps(rule.to_dict()))) == rule
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_round_trip_through_json(clip: float, bound: float):
 )
 def test_bad_descriptions_are_refused(data, message):
     with pytest.raises(InputError, match=message):
-        scaling_from_dict(data)
+        ScalingRule.from_dict(data)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent
-from sluice.mechanism.gate_codec import StatedGate, gate_from_dict, gate_to_dict
-from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.stated_gate import StatedGate, stated
 
 GATE = ClippingBiasGate(gate_noise=2.5, reference_noise=10.0, small_norm=8.0)
 PLAIN = SelectiveRelease(
@@ -61,7 +61,7 @@ def test_a_gate_of_ones_own_is_kept_by_what_it_states():
         pass
 
     own = Own(gate_noise=1.0, reference_noise=5.0, small_norm=1.0)
-    again = gate_from_dict(json.loads(json.dumps(gate_to_dict(own))))
+    again = Gate.from_dict(json.loads(json.dumps(stated(own).to_dict())))
     assert isinstance(again, StatedGate)
     assert (again.acceptance, again.reference_noise, again.provable) == (own.acceptance, 5.0, True)
     with pytest.raises(InputError, match="give make_private the gate object"):

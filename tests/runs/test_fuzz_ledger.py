@@ -88,7 +88,7 @@ def header_body(**changes: Any) -> dict[str, Any]:
     header = LedgerHeader(
         mechanism=mechanism().to_dict(), delta=1e-5, accountant="rdp", configuration=CONFIG, versions={"sluice": "0.1"}
     )
-    return header.to_body() | changes
+    return header.to_dict() | changes
 
 
 def chained(bodies: list[dict[str, Any]]) -> bytes:

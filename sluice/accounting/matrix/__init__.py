@@ -22,7 +22,6 @@ from sluice.accounting.matrix.strategy import (
     Strategy,
     StrategyError,
     identity,
-    strategy_from_dict,
 )
 from sluice.accounting.matrix.workload import Workload, momentum_workload, prefix_sums
 
@@ -45,6 +44,5 @@ __all__ = [
     "optimise_banded",
     "optimise_blt",
     "prefix_sums",
-    "strategy_from_dict",
     "unamplified_event",
 ]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from sluice._base import validate
-from sluice._base.codec import require_keys
+from sluice._base.codec import Encoded, readable
 from sluice._base.errors import InputError
 from sluice.accounting.matrix import series
 from sluice.accounting.matrix.series import Series
@@ -38,8 +37,10 @@ class StrategyError:
     sensitivity: float
 
 
-class Strategy(ABC):
+class Strategy(Encoded, ABC):
     """A lower-triangular Toeplitz matrix of any size with ones on its diagonal."""
+
+    tag: ClassVar[str | None] = "kind"
 
     @property
     @abstractmethod
@@ -54,10 +55,6 @@ class Strategy(ABC):
     @abstractmethod
     def coefficients(self, steps: int) -> Series:
         """The first column of the matrix with this many rows."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """A description that can be written as JSON."""
 
     def inverse_coefficients(self, steps: int) -> Series:
         """The first column of the inverse."""
@@ -99,6 +96,7 @@ class Strategy(ABC):
         )
 
 
+@readable
 @dataclass(frozen=True)
 class BandedToeplitz(Strategy):
     """The strategy of BandMF: ``bands`` diagonals, the first of which is 1.
@@ -106,6 +104,8 @@ class BandedToeplitz(Strategy):
     Attributes:
         diagonals: their values, the main diagonal first.
     """
+
+    kind: ClassVar[str] = "banded"
 
     diagonals: tuple[float, ...]
 
@@ -134,10 +134,8 @@ class BandedToeplitz(Strategy):
         result[:kept] = self.diagonals[:kept]
         return result
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "banded", "diagonals": list(self.diagonals)}
 
-
+@readable
 @dataclass(frozen=True, kw_only=True)
 class BufferedLinearToeplitz(Strategy):
     """The BLT strategy: 1, then ``sum_i scale_i decay_i^(d-1)`` on diagonal d.
@@ -146,6 +144,8 @@ class BufferedLinearToeplitz(Strategy):
         decay: one factor in [0, 1) for each buffer.
         scale: one number >= 0 for each buffer; they sum to at most 1, so that the coefficients never increase.
     """
+
+    kind: ClassVar[str] = "blt"
 
     decay: tuple[float, ...]
     scale: tuple[float, ...]
@@ -184,20 +184,6 @@ class BufferedLinearToeplitz(Strategy):
         validate.positive_integer(steps=steps)
         powers = np.array(self.decay) ** np.arange(steps - 1, dtype=float)[:, None]
         return np.concatenate([[1.0], powers @ np.array(self.scale)])
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "blt", "decay": list(self.decay), "scale": list(self.scale)}
-
-
-def strategy_from_dict(data: Mapping[str, Any]) -> BandedToeplitz | BufferedLinearToeplitz:
-    """The inverse of ``to_dict``."""
-    kind = data.get("kind") if isinstance(data, Mapping) else None
-    validate.one_of(("banded", "blt"), kind=kind)
-    if kind == "banded":
-        require_keys(data, what="strategy", required=("kind", "diagonals"))
-        return BandedToeplitz(tuple(data["diagonals"]))
-    require_keys(data, what="strategy", required=("kind", "decay", "scale"))
-    return BufferedLinearToeplitz(decay=tuple(data["decay"]), scale=tuple(data["scale"]))
 
 
 def identity() -> BandedToeplitz:

@@ -8,14 +8,13 @@ momentum``. With a constant learning rate it is lower-triangular Toeplitz.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sluice._base import validate
-from sluice._base.codec import require_keys
+from sluice._base.codec import Encoded
 from sluice._base.errors import InputError
 from sluice.accounting.matrix.series import Series, multiply
 
@@ -25,7 +24,7 @@ MAX_STEPS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Encoded):
     """The iterates of SGD as linear functions of its gradients.
 
     Attributes:
@@ -96,18 +95,6 @@ class Workload:
     def mean_form(self) -> np.ndarray:
         """The matrix Q for which the mean of ``row_errors`` is ``f' Q f``, f being the filtered velocities."""
         return _mean_form(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        rates = None if self.learning_rates is None else list(self.learning_rates)
-        return {"steps": self.steps, "momentum": self.momentum, "learning_rates": rates}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
-        require_keys(data, what="workload", required=("steps", "momentum", "learning_rates"))
-        rates = data["learning_rates"]
-        return cls(
-            steps=data["steps"], momentum=data["momentum"], learning_rates=None if rates is None else tuple(rates)
-        )
 
 
 def prefix_sums(steps: int) -> Workload:

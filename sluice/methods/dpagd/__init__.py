@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, ZCDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.mechanism.base import Mechanism
@@ -93,6 +93,7 @@ class Options:
         _require_search(self)
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveBudget(Mechanism):
     """What a run of DPAGD promises.
@@ -212,15 +213,6 @@ class AdaptiveBudget(Mechanism):
             ("steps", f"0 and {self.candidates} more, at first up to {self.first_reach:g} long"),
             ("records", f"gradient {100 * self.gradient_rate:g} %, losses {100 * self.loss_rate:g} %; not amplified"),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> AdaptiveBudget:
-        names = [field.name for field in fields(cls)]
-        serial.require_keys(data, what="mechanism", required=("kind", *names))
-        return cls(**{name: data[name] for name in names})
 
 
 def _require_search(search: Options | AdaptiveBudget) -> None:

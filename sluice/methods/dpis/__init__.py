@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.events import plain_release
@@ -77,6 +77,7 @@ class Options:
         _require_adaptation(norm_decay=self.norm_decay, clip_rate=self.clip_rate, clip_target=self.clip_target)
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class ImportanceSampling(Mechanism):
     """What a run of DPIS promises.
@@ -167,15 +168,6 @@ class ImportanceSampling(Mechanism):
             mean_share: the public estimate of the mean of min(norm, C) / C.
         """
         return min(self.sample_rate, self.wanted_rate / mean_share)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ImportanceSampling:
-        names = [field.name for field in fields(cls)]
-        serial.require_keys(data, what="mechanism", required=("kind", *names))
-        return cls(**{name: data[name] for name in names})
 
 
 def _require_noise(**noises: float) -> None:

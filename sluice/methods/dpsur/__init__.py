@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import ADDED_IF_GIVEN, readable
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.claims import CLAIMED_LABEL
@@ -48,7 +48,7 @@ from sluice.accounting.dpsur import (
 from sluice.accounting.search import smallest_reaching
 from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.rates import exact_sample_rate
-from sluice.mechanism.scaling import ScalingRule, scaling_from_dict
+from sluice.mechanism.scaling import ScalingRule
 from sluice.methods.base import Method, RunSettings
 from sluice.methods.reference import NOISE, nearest, scattering_settings
 from sluice.methods.selective import scaling_rule
@@ -82,6 +82,7 @@ class DpsurOptions:
         validate.finite(threshold=self.threshold)
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class DpsurMechanism(Mechanism):
     """What a run of DPSUR promises. Every field is public.
@@ -104,7 +105,7 @@ class DpsurMechanism(Mechanism):
     loss_clip: float
     threshold: float
     releases: int
-    max_attempts: int | None = None
+    max_attempts: int | None = field(default=None, metadata=ADDED_IF_GIVEN)
 
     def __post_init__(self) -> None:
         validate.positive(
@@ -191,20 +192,6 @@ class DpsurMechanism(Mechanism):
             ("validation noise", f"{self.validation_noise:.4g}, threshold {self.threshold:g}"),
             ("attempts", "no cap" if self.max_attempts is None else f"at most {self.max_attempts:,}, all charged"),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        data = {"kind": self.kind, **asdict(self), "scaling": self.scaling.to_dict()}
-        if self.max_attempts is None:
-            del data["max_attempts"]  # a ledger of an earlier version is written back as it was
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DpsurMechanism:
-        names = [field.name for field in fields(cls)]
-        required = [name for name in names if name != "max_attempts"]
-        serial.require_keys(data, what="mechanism", required=("kind", *required), optional=("max_attempts",))
-        given = {name: data[name] for name in names if name in data}
-        return cls(**{**given, "scaling": scaling_from_dict(data["scaling"])})
 
 
 def plan(settings: RunSettings, dataset_size: int) -> DpsurMechanism:

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
 from sluice.accounting.matrix.accounting import banded_event, require_noise
@@ -40,7 +40,7 @@ from sluice.accounting.matrix.monte_carlo import (
     require_samples,
 )
 from sluice.accounting.matrix.optimise import require_buffers
-from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz, strategy_from_dict
+from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz
 from sluice.mechanism.base import Mechanism
 from sluice.methods.base import Method, RunSettings
 from sluice.methods.reference import scattering_settings
@@ -84,6 +84,7 @@ class MatrixOptions:
             )
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class MatrixMechanism(Mechanism):
     """What a run with correlated noise promises. Every field is public.
@@ -194,27 +195,6 @@ class MatrixMechanism(Mechanism):
             ("noise multiplier", f"{self.noise_multiplier:.4g}"),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        certificate = None if self.certificate is None else asdict(self.certificate)
-        if certificate is not None:
-            certificate["estimates"] = list(certificate["estimates"])
-        described: dict[str, Any] = {"strategy": self.strategy.to_dict(), "certificate": certificate}
-        return {"kind": self.kind, **values, **described}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MatrixMechanism:
-        names = [field.name for field in fields(cls)]
-        serial.require_keys(data, what="mechanism", required=("kind", *names))
-        given = {name: data[name] for name in names}
-        return cls(
-            **{
-                **given,
-                "strategy": strategy_from_dict(data["strategy"]),
-                "certificate": None if data["certificate"] is None else _certificate(data["certificate"]),
-            }
-        )
-
 
 def _accountants_of(batches: str) -> tuple[str, ...]:
     """Only the events of cyclic sampling are known to an accountant of Renyi divergences."""
@@ -227,11 +207,6 @@ def _described(strategy: BandedToeplitz | BufferedLinearToeplitz) -> str:
     if strategy.bands == 1:
         return "one band: independent noise, as in plain DP-SGD"
     return f"banded, {strategy.bands} bands"
-
-
-def _certificate(data: Mapping[str, Any]) -> MonteCarloDelta:
-    serial.require_keys(data, what="certificate", required=[field.name for field in fields(MonteCarloDelta)])
-    return MonteCarloDelta(**{**data, "estimates": tuple(data["estimates"])})
 
 
 @functools.lru_cache(maxsize=32)

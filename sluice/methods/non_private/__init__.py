@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
-from sluice._base import codec as serial
 from sluice._base import validate
+from sluice._base.codec import readable
 from sluice.mechanism.base import Mechanism
 from sluice.methods.base import Method, RunSettings
 
 
+@readable
 @dataclass(frozen=True, kw_only=True)
 class NonPrivate(Mechanism):
     """No promise at all: ``releases`` epochs of batches of ``batch_size`` records."""
@@ -55,14 +56,6 @@ class NonPrivate(Mechanism):
     @property
     def summary(self) -> tuple[tuple[str, str], ...]:
         return (("batches", f"{self.batch_size} records, shuffled"), ("noise", "none: this protects nobody"))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "batch_size": self.batch_size, "releases": self.releases}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> NonPrivate:
-        serial.require_keys(data, what="mechanism", required=("kind", "batch_size", "releases"))
-        return cls(batch_size=data["batch_size"], releases=data["releases"])
 
 
 def plan(settings: RunSettings, dataset_size: int) -> NonPrivate:

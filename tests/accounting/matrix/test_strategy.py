@@ -17,7 +17,6 @@ from sluice.accounting.matrix.strategy import (
     BufferedLinearToeplitz,
     Strategy,
     identity,
-    strategy_from_dict,
 )
 from sluice.accounting.matrix.workload import Workload, momentum_workload, prefix_sums
 
@@ -249,11 +248,11 @@ def test_one_step_and_one_band() -> None:
 
 def test_descriptions_come_back() -> None:
     for strategy in (BLT, BANDED):
-        assert strategy_from_dict(strategy.to_dict()) == strategy
+        assert Strategy.from_dict(strategy.to_dict()) == strategy
     workload = momentum_workload(3, 0.5, (1, 0.5, 0.25))
     assert Workload.from_dict(workload.to_dict()) == workload
     with pytest.raises(InputError, match="unknown keys"):
-        strategy_from_dict({**BANDED.to_dict(), "size": 3})
+        Strategy.from_dict({**BANDED.to_dict(), "size": 3})
 
 
 def test_bad_settings_are_refused_with_the_reason() -> None:
