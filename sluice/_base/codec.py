@@ -35,7 +35,7 @@ ADDED: Mapping[str, Any] = MappingProxyType({"added": True})
 #: The same for a field that is written only where it is given, so that earlier files are written back as they were.
 ADDED_IF_GIVEN: Mapping[str, Any] = MappingProxyType({"added": True, "if_given": True})
 
-_SCALARS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_SCALARS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
 
 # Larger integers than this are refused where a float is wanted: close to the largest that can become one.
 _LARGEST_INTEGER = 2**1000
@@ -138,7 +138,8 @@ def _object(classes: tuple[Any, ...], data: Any, what: str) -> Any:
     if tag is not None:
         if not isinstance(data, Mapping) or tag not in data:
             raise InputError(f"{what}={data!r} is not allowed: it must be an object with a key {tag!r}.")
-        kinds = {each.kind: each for each in _READABLE if issubclass(each, classes)}
+        known = [*(each for each in classes if hasattr(each, "kind")), *_READABLE]
+        kinds = {each.kind: each for each in known if issubclass(each, classes)}
         _scalar(str, data[tag], tag)
         validate.one_of(kinds, **{tag: data[tag]})
         cls = kinds[data[tag]]

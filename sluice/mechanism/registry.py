@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 
 from sluice._base import validate
-from sluice._base.codec import decode
 from sluice._base.errors import InputError
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -54,7 +53,7 @@ def register(mechanism: type[Mechanism], *, executor: str | type) -> None:
     """Let ledgers hold a mechanism of your own, and engines train with it.
 
     Args:
-        mechanism: its class, with a ``kind`` of its own, ``to_dict`` and ``from_dict``.
+        mechanism: its class, a frozen dataclass with a ``kind`` of its own.
         executor: the class that makes its releases, or where it is, as ``module:name``, which keeps torch away from whoever
             only reads ledgers.
 
@@ -73,9 +72,9 @@ def register(mechanism: type[Mechanism], *, executor: str | type) -> None:
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
     """The inverse of every mechanism's ``to_dict``; unknown kinds and keys are refused."""
     if not isinstance(data, Mapping) or "kind" not in data:
-        return _complete(decode(SelectiveRelease, data, what="mechanism"))
+        return _complete(SelectiveRelease.from_dict(data))
     validate.one_of(KINDS, kind=data["kind"])
-    return _complete(decode(_named(KINDS[data["kind"]].mechanism), data, what="mechanism"))
+    return _complete(_named(KINDS[data["kind"]].mechanism).from_dict(data))
 
 
 def executor_of(mechanism: Mechanism) -> Any:

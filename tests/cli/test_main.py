@@ -44,10 +44,11 @@ def test_no_command_shows_the_help(capsys):
     assert "Usage" in out + err
 
 
-def test_help_does_not_import_torch():
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]], ids=" ".join)
+def test_help_does_not_import_torch(arguments):
     program = (
         "import sys\nfrom sluice.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"try: main({arguments})\nexcept SystemExit: pass\n"
         "sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

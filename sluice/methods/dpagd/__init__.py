@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 from dp_accounting import DpEvent, NoOpDpEvent, ZCDpEvent
 
 from sluice._base import validate
-from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.mechanism.base import Mechanism
@@ -93,7 +92,6 @@ class Options:
         _require_search(self)
 
 
-@readable
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveBudget(Mechanism):
     """What a run of DPAGD promises.

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
 
 from sluice._base import validate
-from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.events import plain_release
@@ -77,7 +76,6 @@ class Options:
         _require_adaptation(norm_decay=self.norm_decay, clip_rate=self.clip_rate, clip_target=self.clip_target)
 
 
-@readable
 @dataclass(frozen=True, kw_only=True)
 class ImportanceSampling(Mechanism):
     """What a run of DPIS promises.

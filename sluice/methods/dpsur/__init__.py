@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from sluice._base import validate
-from sluice._base.codec import ADDED_IF_GIVEN, readable
+from sluice._base.codec import ADDED_IF_GIVEN
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.claims import CLAIMED_LABEL
@@ -82,7 +82,6 @@ class DpsurOptions:
         validate.finite(threshold=self.threshold)
 
 
-@readable
 @dataclass(frozen=True, kw_only=True)
 class DpsurMechanism(Mechanism):
     """What a run of DPSUR promises. Every field is public.

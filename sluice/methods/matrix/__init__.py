@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
 
 from sluice._base import validate
-from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
 from sluice.accounting.matrix.accounting import banded_event, require_noise
@@ -84,7 +83,6 @@ class MatrixOptions:
             )
 
 
-@readable
 @dataclass(frozen=True, kw_only=True)
 class MatrixMechanism(Mechanism):
     """What a run with correlated noise promises. Every field is public.

@@ -15,12 +15,10 @@ from typing import Any, ClassVar
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from sluice._base import validate
-from sluice._base.codec import readable
 from sluice.mechanism.base import Mechanism
 from sluice.methods.base import Method, RunSettings
 
 
-@readable
 @dataclass(frozen=True, kw_only=True)
 class NonPrivate(Mechanism):
     """No promise at all: ``releases`` epochs of batches of ``batch_size`` records."""
