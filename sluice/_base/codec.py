@@ -35,7 +35,7 @@ ADDED: Mapping[str, Any] = MappingProxyType({"added": True})
 #: The same for a field that is written only where it is given, so that earlier files are written back as they were.
 ADDED_IF_GIVEN: Mapping[str, Any] = MappingProxyType({"added": True, "if_given": True})
 
-_SCALARS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_SCALARS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
 
 # Larger integers than this are refused where a float is wanted: close to the largest that can become one.
 _LARGEST_INTEGER = 2**1000

@@ -103,7 +103,7 @@ class TrainSettings:
         for name, kind in get_type_hints(TrainSettings).items():
             if name == "options":
                 continue
-            # A whole number is a fine float; stored as one, it is written (and hashed) in one way only.
+            # An integer is a fine float; stored as one, it is written (and hashed) in one way only.
             object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
         for name, allowed in CHOICES.items():
             if getattr(self, name) is not None:
@@ -134,9 +134,9 @@ class TrainSettings:
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} is not allowed: it must be in [0, 1).")
         if self.evaluate_every is not None and self.evaluate_every < 0:
-            raise InputError(f"evaluate_every={self.evaluate_every} is not allowed: it must be a whole number >= 0.")
+            raise InputError(f"evaluate_every={self.evaluate_every} is not allowed: it must be an integer >= 0.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise InputError(f"seed={self.seed} is not allowed: it must be a whole number from 0 to 2^63 - 1.")
+            raise InputError(f"seed={self.seed} is not allowed: it must be an integer from 0 to 2^63 - 1.")
         if method_of(self.method).gate == "none" and self.chosen_gate != "none":
             raise InputError(f"gate={self.gate!r} is not allowed for method={self.method!r}, which has no such gate.")
         if self.hidden_reference and self.chosen_gate == "clipping-bias" and self.noise_multiplier is None:
@@ -354,7 +354,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as its setting wants it: a whole number is a fine float, True is not a fine number."""
+    """The value as its setting wants it: an integer is a fine float, True is not a fine number."""
     value = codec.decode(kind, value, what=name)
     wants_float = float in (kind, *get_args(kind))
     return float(value) if wants_float and value is not None else value

@@ -184,8 +184,8 @@ def test_damage_is_named_by_its_line(path, change, line, problem):
     [
         ({"kind": "release", "number": 1}, "release 3 comes next"),
         ({"kind": "release", "number": 4}, "release 3 comes next"),
-        ({"kind": "release", "number": 3.0}, "must be a whole number"),
-        ({"kind": "release", "number": True}, "must be a whole number"),
+        ({"kind": "release", "number": 3.0}, "must be an integer"),
+        ({"kind": "release", "number": True}, "must be an integer"),
         ({"kind": "release", "number": 3, "attempts": 9}, "unknown keys attempts"),
         ({"kind": "release"}, "lacks number"),
         ({"kind": "refund", "number": 3}, "kind='refund'"),
