@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,6 +62,14 @@ def test_nothing_imports_upward():
         if ROOMS.index(imported) > ROOMS.index(path.parts[1])
     }
     assert upward == set()
+
+
+def test_documents_list_the_rooms_in_this_order():
+    rooms = [room for room in ROOMS if (ROOT / "sluice" / room).is_dir()]
+    table = re.findall(r"^\| (`sluice/.*?) \|", (ROOT / "docs" / "architecture.md").read_text("utf-8"), re.MULTILINE)
+    assert re.findall(r"`sluice/(\w+)/`", " ".join(table)) == rooms
+    readme = (ROOT / "README.md").read_text("utf-8").partition("each sub-package imports only from those before it:")[2]
+    assert re.findall(r"`(\w+)`", readme) == rooms
 
 
 @pytest.mark.parametrize("module", ["sluice", "sluice.methods", "sluice.runs.verify", "sluice.runs.public_files"])

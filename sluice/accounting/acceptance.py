@@ -71,7 +71,7 @@ class Acceptance:
         )
 
     def give_up_probability(self, max_attempts: int | None) -> float:
-        """A bound on the probability that so many attempts in a row are rejected; None never gives up."""
+        """A bound on the probability that this many attempts in a row are rejected; None never gives up."""
         if max_attempts is None or self.probability_min == 1:
             return 0.0
         return math.exp(max_attempts * math.log1p(-self.probability_min))

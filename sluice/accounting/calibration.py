@@ -49,7 +49,7 @@ class Calibration:
     noise_multiplier: float
     releases: int
     gate: Any
-    preparation: tuple[float, ...]
+    prior_releases: tuple[float, ...]
     accountant: str
     epsilon: float
     target_epsilon: float
@@ -86,7 +86,7 @@ def calibrate(
     releases: int,
     sample_rate: float,
     gate: Any = None,
-    preparation: Sequence[float] = (),
+    prior_releases: Sequence[float] = (),
     relative_gate_noise: float = 1.0,
     accountant: str = "pld",
 ) -> Calibration:
@@ -97,7 +97,7 @@ def calibrate(
         releases: how many updates will be released.
         sample_rate: q, the probability with which a step draws each record.
         gate: a gate, whose noises are chosen where they are None and kept where they are numbers; None for plain DP-SGD.
-        preparation: noise multipliers of Gaussian releases made before, which share the budget.
+        prior_releases: noise multipliers of Gaussian releases made before, which share the budget.
         relative_gate_noise: the strength of the gate that is held fixed (see the module's description).
         accountant: "pld" or "rdp".
 
@@ -113,7 +113,7 @@ def calibrate(
         _Task(
             sample_rate=float(sample_rate),
             delta=target_delta,
-            preparation=_checked(preparation),
+            prior_releases=_checked(prior_releases),
             accountant=accountant,
         ),
         releases,
@@ -130,7 +130,7 @@ def solve_releases(
     noise_multiplier: float,
     sample_rate: float,
     gate: Any = None,
-    preparation: Sequence[float] = (),
+    prior_releases: Sequence[float] = (),
     accountant: str = "pld",
     max_releases: int = 10_000_000,
 ) -> Calibration:
@@ -148,7 +148,7 @@ def solve_releases(
     task = _Task(
         sample_rate=float(sample_rate),
         delta=target_delta,
-        preparation=_checked(preparation),
+        prior_releases=_checked(prior_releases),
         accountant=accountant,
     )
     return _solve_releases(task, float(noise_multiplier), gate, float(target_epsilon), max_releases)
@@ -160,7 +160,7 @@ class _Task:
 
     sample_rate: float
     delta: float
-    preparation: tuple[float, ...]
+    prior_releases: tuple[float, ...]
     accountant: str
 
     def epsilon(
@@ -173,7 +173,7 @@ class _Task:
         tolerance: float = DEFAULT_TOLERANCE,
     ) -> float:
         fresh = create_accountant(accountant, tolerance=tolerance)
-        for multiplier in self.preparation:
+        for multiplier in self.prior_releases:
             fresh.compose(dpa.GaussianDpEvent(multiplier))
         if releases:
             fresh.compose(self.event(noise_multiplier, gate), releases)
@@ -193,7 +193,7 @@ class _Task:
             noise_multiplier=noise_multiplier,
             releases=releases,
             gate=gate,
-            preparation=self.preparation,
+            prior_releases=self.prior_releases,
             accountant=self.accountant,
             epsilon=epsilon,
             target_epsilon=target,
@@ -238,7 +238,7 @@ def _best_split(task: _Task, releases: int, shape: GateCalibration, target: floa
     accountant.compose(task.event(near.x, shape.at(near.x)), releases)
     best = DEFAULT_ORDERS.index(accountant.get_epsilon_and_optimal_order(task.delta)[1])
     orders = np.array(DEFAULT_ORDERS[max(0, best - 2) : best + 3])
-    fixed = sum((orders / (2 * multiplier**2) for multiplier in task.preparation), np.zeros_like(orders))
+    fixed = sum((orders / (2 * multiplier**2) for multiplier in task.prior_releases), np.zeros_like(orders))
 
     def epsilon(candidate: GateCalibration, noise: float) -> float:
         release = as_release(task.event(noise, candidate.at(noise)))
@@ -307,8 +307,8 @@ def _require_room(task: _Task, target: float) -> None:
     spent = task.epsilon(1.0, None, 0, accountant=task.accountant)
     if spent >= target:
         raise InputError(
-            f"target_epsilon={target} is not allowed: the preparation {list(task.preparation)} alone costs {spent:.4g}. "
-            "Raise the target, or the preparation's noise multipliers."
+            f"target_epsilon={target} is not allowed: prior_releases={list(task.prior_releases)} alone costs {spent:.4g}. "
+            "Raise the target, or the noise multipliers of the prior releases."
         )
 
 
@@ -323,7 +323,7 @@ def _unreachable(task: _Task, releases: int, gate: Any, target: float) -> str:
     )
 
 
-def _checked(preparation: Sequence[float]) -> tuple[float, ...]:
-    for multiplier in preparation:
-        validate.positive(preparation=multiplier)
-    return tuple(float(multiplier) for multiplier in preparation)
+def _checked(prior_releases: Sequence[float]) -> tuple[float, ...]:
+    for multiplier in prior_releases:
+        validate.positive(prior_releases=multiplier)
+    return tuple(float(multiplier) for multiplier in prior_releases)

@@ -207,7 +207,7 @@ def enough_attempts(mechanism: Dpsur, *, releases: int) -> int:
 
 
 def most_attempts_at_once(mechanism: Dpsur) -> int:
-    """So many attempts one release of a capped run may make: next to no release needs more, whatever the data."""
+    """How many attempts one release of a capped run may make: next to no release needs more, whatever the data."""
     rejection = float(log_ndtr(-mechanism.acceptance_arguments[0]))  # -0.0 where the data decide alone
     return math.ceil(math.log(_NEXT_TO_NONE) / min(rejection, -1e-15))
 

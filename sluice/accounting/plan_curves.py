@@ -50,7 +50,7 @@ def plan_curves(plan: Calibration, *, points: int = 16) -> PlanCurves:
             gate_noise=plan.gate.gate_noise,
             beta=plan.gate.beta,
             clip_range=plan.gate.clip_range,
-            once=dpa.ComposedDpEvent([dpa.GaussianDpEvent(multiplier) for multiplier in plan.preparation]),
+            once=dpa.ComposedDpEvent([dpa.GaussianDpEvent(multiplier) for multiplier in plan.prior_releases]),
         )
         claimed = tuple(account.claimed_epsilon(releases=count, delta=plan.delta) for count in counts)
         curves.append(Curve(name=f"selective release, {CLAIMED_LABEL}, RDP", letter="?", epsilons=claimed))
@@ -60,7 +60,7 @@ def plan_curves(plan: Calibration, *, points: int = 16) -> PlanCurves:
 def _epsilons(plan: Calibration, event: dpa.DpEvent, counts: Sequence[int]) -> tuple[float, ...]:
     def after(count: int) -> float:
         accountant = SelectivePLDAccountant(tolerance=_PLOT_TOLERANCE)
-        for multiplier in plan.preparation:
+        for multiplier in plan.prior_releases:
             accountant.compose(dpa.GaussianDpEvent(multiplier))
         accountant.compose(event, count)
         return accountant.get_epsilon(plan.delta)

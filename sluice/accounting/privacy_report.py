@@ -53,7 +53,7 @@ def privacy_report(
     releases: int,
     delta: float,
     gate: AccountedGate | None = None,
-    preparation: Sequence[float] = (),
+    prior_releases: Sequence[float] = (),
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> PrivacyReport:
     """Account for a run by every accountant.
@@ -65,7 +65,7 @@ def privacy_report(
     validate.positive(noise_multiplier=noise_multiplier)
     validate.positive_integer(releases=releases)
     validate.open_fraction(delta=delta)
-    before: list[dpa.DpEvent] = [dpa.GaussianDpEvent(multiplier) for multiplier in preparation]
+    before: list[dpa.DpEvent] = [dpa.GaussianDpEvent(multiplier) for multiplier in prior_releases]
     plain = release_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=None)
     release = release_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=gate)
 

@@ -147,7 +147,7 @@ def _refuse_settings(named: list[str]) -> None:
 
     if named:
         raise InputError(
-            f"{', '.join(named)} cannot be given with --resume: a run goes on by the settings that it began with."
+            f"{', '.join(named)} cannot be given with --resume: a run resumes with the settings that it began with."
         )
 
 
@@ -173,9 +173,7 @@ def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) ->
     settings = settings_from(overrides, file=config)
     path = _new_path(run, settings)
     if not may_begin(path):
-        raise InputError(
-            f"run={str(path)!r} exists: choose another name, or go on with it by sluice train --resume {path}"
-        )
+        raise InputError(f"run={str(path)!r} exists: choose another name, or resume it: sluice train --resume {path}")
     return settings, path
 
 
@@ -210,7 +208,7 @@ def _carry_out(training: Training, path: Path, operation: _Operation, screen: Sc
             return training.start(path) if is_new else training.resume(path)
     except KeyboardInterrupt:
         where = f" --data-dir {operation.data_dir}" if operation.data_dir is not None else ""
-        screen.say(f"interrupted. Go on with: sluice train --resume {path}{where}")
+        screen.say(f"interrupted. Resume with: sluice train --resume {path}{where}")
         raise typer.Exit(130) from None
 
 

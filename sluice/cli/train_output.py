@@ -18,7 +18,7 @@ from sluice.experiments.run import Progress, Training, TrainResult
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of
 from sluice.models import activation_of
-from sluice.runs.public_files import PICTURE, Evaluation
+from sluice.runs.public_files import PLOT, Evaluation
 from sluice.runs.trace import TraceRow
 
 _LINES = 10
@@ -107,7 +107,7 @@ def print_plan(training: Training) -> None:
 
 
 def print_result(result: TrainResult) -> None:
-    """What was reached, what the run guarantees by each accountant, and where everything lies."""
+    """What was reached, what the run guarantees by each accountant, and where everything is."""
     for note in result.notes:
         typer.echo(f"Note: {note}")
     rows: list[tuple[str, str]] = []
@@ -121,9 +121,9 @@ def print_result(result: TrainResult) -> None:
     rows += _figure_rows(result.mechanism, result.delta)
     rows.append(("delta", f"{result.delta:g}"))
     rows.append(("run", f"{result.run} (publish public/ only)"))
-    picture = result.run / "public" / PICTURE
-    if picture.exists():
-        rows.append(("picture", str(picture)))
+    plot = result.run / "public" / PLOT
+    if plot.exists():
+        rows.append(("plot", str(plot)))
     rows.append(("certificate", str(result.run / "public" / "certificate.html")))
     print_table(("", ""), rows, title="Result")
     if result.epsilon is None:
@@ -132,7 +132,7 @@ def print_result(result: TrainResult) -> None:
 
 def result_as_json(result: TrainResult) -> dict[str, Any]:
     figures = result.mechanism.report(delta=result.delta)
-    picture = result.run / "public" / PICTURE
+    plot = result.run / "public" / PLOT
     return {
         "test_accuracy": result.test_accuracy,
         "held_out_accuracy": result.held_out_accuracy,
@@ -141,7 +141,7 @@ def result_as_json(result: TrainResult) -> dict[str, Any]:
         "accountant": result.accountant,
         "releases": result.releases,
         "run": str(result.run),
-        "picture": str(picture) if picture.exists() else None,
+        "picture": str(plot) if plot.exists() else None,
         "figures": [asdict(figure) for figure in figures],
         "mechanism": result.mechanism.to_dict(),
         "notes": list(result.notes),

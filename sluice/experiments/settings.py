@@ -103,7 +103,7 @@ class TrainSettings:
         for name, kind in get_type_hints(TrainSettings).items():
             if name == "options":
                 continue
-            # A whole number is a fine float; stored as one, it is written (and hashed) in one way only.
+            # An integer is a fine float; stored as one, it is written (and hashed) in one way only.
             object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
         for name, allowed in CHOICES.items():
             if getattr(self, name) is not None:
@@ -354,7 +354,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as its setting wants it: a whole number is a fine float, True is not a fine number."""
+    """The value as its setting wants it: an integer is a fine float, True is not a fine number."""
     value = codec.decode(kind, value, what=name)
     wants_float = float in (kind, *get_args(kind))
     return float(value) if wants_float and value is not None else value

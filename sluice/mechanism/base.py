@@ -50,14 +50,14 @@ class Mechanism(Encoded, ABC):
         kind: its name in a ledger.
         claims_beside_proof: whether claims are listed even where an epsilon is proved.
         releases: how many updates are released at most.
-        preparation: noise multipliers of Gaussian releases made before training from the same records.
+        prior_releases: noise multipliers of Gaussian releases made before training from the same records.
     """
 
     tag: ClassVar[str | None] = "kind"
     claims_beside_proof: ClassVar[bool] = False
 
     releases: int
-    preparation: tuple[float, ...] = ()
+    prior_releases: tuple[float, ...] = ()
 
     def require_complete(self) -> None:
         """Refuse a mechanism whose noise has yet to be chosen: it can be neither trained nor read from a ledger."""
@@ -88,7 +88,7 @@ class Mechanism(Encoded, ABC):
 
     @abstractmethod
     def event_after(self, releases: int) -> DpEvent:
-        """The event of a run that was planned to make this many releases, preparation included."""
+        """The event of a run that was planned to make this many releases, prior releases included."""
 
     @property
     def composable(self) -> bool:

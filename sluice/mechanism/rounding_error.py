@@ -16,7 +16,7 @@ UNIT = 2.0**-24
 # Chunks with up to this many records are covered by `SUM_ERROR`.
 CHUNK_ROWS = 256
 
-# Records whose chunks are added up in float32, before the sum goes on in float64.
+# Records whose chunks are added up in float32, before the sum continues in float64.
 BLOCK_ROWS = 1024
 
 # Of a record's bound: the rounding error of a sum, counted for the two chunks that differ. A sum of n float32 terms has

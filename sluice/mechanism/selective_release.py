@@ -33,7 +33,7 @@ class SelectiveRelease(Mechanism):
             noises of the gate that are None: `calibrate` chooses them. Nothing can be trained or accounted for before.
         releases: how many updates are released at most [T].
         gate: which attempts are released; None for all of them, which is plain DP-SGD.
-        preparation: noise multipliers of Gaussian releases made before training from the same records, for instance
+        prior_releases: noise multipliers of Gaussian releases made before training from the same records, for instance
             private statistics of features. Each is composed with the run.
     """
 
@@ -46,14 +46,14 @@ class SelectiveRelease(Mechanism):
     noise_multiplier: float | None = None
     releases: int
     gate: Gate | None = field(default=None, metadata=ADDED)
-    preparation: tuple[float, ...] = field(default=(), metadata=ADDED)
+    prior_releases: tuple[float, ...] = field(default=(), metadata={**ADDED, "key": "preparation"})
 
     def __post_init__(self) -> None:
         validate.fraction(sample_rate=self.sample_rate)
         validate.positive(expected_batch_size=self.expected_batch_size)
         validate.positive_integer(releases=self.releases)
-        for multiplier in self.preparation:
-            validate.positive(preparation=multiplier)
+        for multiplier in self.prior_releases:
+            validate.positive(prior_releases=multiplier)
         if self.noise_multiplier is None:
             return
         validate.positive(noise_multiplier=self.noise_multiplier)
@@ -65,7 +65,7 @@ class SelectiveRelease(Mechanism):
             _ = self.gate.acceptance  # refuses a gate whose noise is not set
 
     def calibrate(self, *, epsilon: float, delta: float, accountant: str = "pld") -> SelectiveRelease:
-        """This mechanism with the noise that spends at most ``epsilon`` at ``delta``, all releases and preparation included.
+        """This mechanism with the noise that spends at most ``epsilon`` at ``delta``, all releases and prior releases included.
 
         Args:
             accountant: by which it is proved: "pld" or "rdp".
@@ -84,7 +84,7 @@ class SelectiveRelease(Mechanism):
             target_epsilon=epsilon,
             target_delta=delta,
             gate=self.gate,
-            preparation=self.preparation,
+            prior_releases=self.prior_releases,
             accountant=accountant,
         )
         return replace(self, noise_multiplier=chosen.noise_multiplier, gate=chosen.gate)
@@ -121,9 +121,9 @@ class SelectiveRelease(Mechanism):
         )
 
     def event_after(self, releases: int) -> DpEvent:
-        """The event of a run that made this many releases, preparation included."""
+        """The event of a run that made this many releases, prior releases included."""
         self._require_releases(releases)
-        events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.preparation]
+        events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.prior_releases]
         if releases:
             events.append(SelfComposedDpEvent(self.release_event, releases))
         return ComposedDpEvent(events)
@@ -142,7 +142,7 @@ class SelectiveRelease(Mechanism):
                 beta=gate.beta,
                 clip_range=gate.clip_range,
                 reading=reading,
-                once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in self.preparation]),
+                once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in self.prior_releases]),
             )
             value = account.claimed_epsilon(releases=releases, delta=delta)
             claims.append(Claim(label=CLAIMED_LABEL, reading=reading, value=value))

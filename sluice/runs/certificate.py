@@ -77,7 +77,7 @@ def certificate_of(contents: LedgerContents, *, configuration: str, spent: Priva
             "counted_after_a_crash": contents.recovered + contents.torn_release,
             "planned_updates": header.planned_releases,
             "metric_with_each_update": mechanism.releases_metric,
-            "preparation": len(mechanism.preparation),
+            "preparation": len(mechanism.prior_releases),
             "files": dict(sorted(contents.published.items())),
         },
         "privacy": {

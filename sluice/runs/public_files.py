@@ -13,7 +13,7 @@ from sluice.runs.certificate import certified_head, write_certificate
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, read_ledger
 
-PICTURE = "accuracy.svg"
+PLOT = "accuracy.svg"
 
 _EPSILON_KEY = "epsilon_if_planned_to_stop_here"
 #: Its name in the files of earlier runs.
@@ -75,7 +75,7 @@ class PublicFiles:
         ]
         if points:
             svg, png = accuracy_svg(points, delta=self._delta), accuracy_png(points, delta=self._delta)
-            write_atomically(self._folder.public / PICTURE, svg.encode("utf-8"), public=True)
+            write_atomically(self._folder.public / PLOT, svg.encode("utf-8"), public=True)
             write_atomically(self._folder.public / "accuracy.png", png, public=True)
         write_certificate(self._folder)
 

@@ -28,7 +28,7 @@ class SelectiveArguments:
     sample_rate: float | None
     scaling: ScalingRule | None
     gate: Gate | None
-    preparation: tuple[float, ...]
+    prior_releases: tuple[float, ...]
 
     def mechanism(self, noise_multiplier: float | None = None) -> SelectiveRelease:
         """The mechanism, with this noise or with noise that is left open."""
@@ -43,7 +43,7 @@ class SelectiveArguments:
             gate=_gate(
                 self.gate, scaling=self.scaling, max_grad_norm=self.max_grad_norm, expected_batch_size=rate * size
             ),
-            preparation=self.preparation,
+            prior_releases=self.prior_releases,
         )
 
 

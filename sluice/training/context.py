@@ -33,7 +33,7 @@ class TrainingContext:
 
     gradients: PerSampleGradients
     batches: Batches
-    updates: WeightUpdater
+    updater: WeightUpdater
     noise: NoiseSource
     piece_size: int
     before_release: Callable[[int], None]
@@ -98,7 +98,7 @@ class TrainingContext:
 
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """Update the weights with a released gradient."""
-        self.updates.apply(released)
+        self.updater.apply(released)
 
 
 class RawSum:

@@ -40,7 +40,7 @@ class PrivacyEngine:
 
     Args:
         accountant: which sound accountant `get_certified_epsilon` and calibration use: "pld" or "rdp".
-        seed: None for cryptographic randomness that cannot be repeated. A whole number makes sampling, gate and noise
+        seed: None for cryptographic randomness that cannot be repeated. An integer makes sampling, gate and noise
             repeatable, for experiments only: whoever knows the seed can undo the noise.
 
     ::
@@ -81,7 +81,7 @@ class PrivacyEngine:
         sample_rate: float | None = None,
         scaling: ScalingRule | None = None,
         gate: Gate | None = None,
-        preparation: tuple[float, ...] = (),
+        prior_releases: tuple[float, ...] = (),
         loss_reduction: str = "mean",
         lr_scheduler: LRScheduler | None = None,
         ema_decay: float | None = None,
@@ -99,14 +99,14 @@ class PrivacyEngine:
             data_loader: a loader, of which only data set, collate function and workers are used, or a map-style data
                 set. Batches are Poisson samples, whatever the loader's own sampler was.
             noise_multiplier: standard deviation of the noise over ``max_grad_norm``.
-            max_grad_norm: the most that one record's weighted gradient may measure.
+            max_grad_norm: the maximum norm of one record's weighted gradient.
             releases: how many updates to release. Or:
             epochs: as many as make this many passes over the data on average; the loader then ends after each.
             sample_rate: probability with which a record is in a batch. None takes the loader's batch size over the
                 number of records, exactly.
             scaling: from norms to weights; None clips at ``max_grad_norm``. Its own ``max_grad_norm`` must agree.
             gate: which attempts are released; None releases all: plain DP-SGD.
-            preparation: noise multipliers of Gaussian releases already made from the same records.
+            prior_releases: noise multipliers of Gaussian releases already made from the same records.
 
         The other arguments are those of `TrainingOptions`.
         """
@@ -118,7 +118,7 @@ class PrivacyEngine:
             sample_rate=sample_rate,
             scaling=scaling,
             gate=gate,
-            preparation=preparation,
+            prior_releases=prior_releases,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -148,7 +148,7 @@ class PrivacyEngine:
         sample_rate: float | None = None,
         scaling: ScalingRule | None = None,
         gate: Gate | None = None,
-        preparation: tuple[float, ...] = (),
+        prior_releases: tuple[float, ...] = (),
         loss_reduction: str = "mean",
         lr_scheduler: LRScheduler | None = None,
         ema_decay: float | None = None,
@@ -170,7 +170,7 @@ class PrivacyEngine:
             sample_rate=sample_rate,
             scaling=scaling,
             gate=gate,
-            preparation=preparation,
+            prior_releases=prior_releases,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -212,7 +212,7 @@ class PrivacyEngine:
         self._module = module
         if options.ema_decay is not None:
             self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay))
-        self._updates = WeightUpdater(
+        self._updater = WeightUpdater(
             module=module, optimizer=optimizer, lr_scheduler=options.lr_scheduler, after_release=self._update_average
         )
         gradients = PerSampleGradients(
@@ -225,7 +225,7 @@ class PrivacyEngine:
         context = TrainingContext(
             gradients=gradients,
             batches=batches,
-            updates=self._updates,
+            updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
             before_release=one_after_the_other(recorder.before_release if recorder else None, options.before_release),
@@ -328,19 +328,19 @@ class PrivacyEngine:
     def accept_weights(self) -> None:
         """Take weights that were changed by hand as they are. Only for changes that do not depend on the data."""
         self._running()
-        self._updates.remember()
+        self._updater.remember()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next release depends on: weights, optimizer, schedule, noise, reference, average.
 
         Sensitive: it belongs in ``private/`` (a seeded source can be replayed from it).
         """
-        self._updates.put_back()
-        scheduler = self._updates.lr_scheduler
+        self._updater.put_back()
+        scheduler = self._updater.lr_scheduler
         return {
             "releases": self._running().state_dict(),
             "module": self._module.state_dict(),
-            "optimizer": self._updates.optimizer.state_dict(),
+            "optimizer": self._updater.optimizer.state_dict(),
             "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
         }
@@ -353,13 +353,13 @@ class PrivacyEngine:
         """
         running = self._running()
         self._module.load_state_dict(state["module"])
-        self._updates.optimizer.load_state_dict(state["optimizer"])
-        if self._updates.lr_scheduler is not None:
-            self._updates.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        self._updater.optimizer.load_state_dict(state["optimizer"])
+        if self._updater.lr_scheduler is not None:
+            self._updater.lr_scheduler.load_state_dict(state["lr_scheduler"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
         running.load_state_dict(state["releases"], lost=lost)
-        self._updates.remember()
+        self._updater.remember()
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
@@ -368,7 +368,7 @@ class PrivacyEngine:
         )
 
     def load(self, folder: str | Path) -> str | None:
-        """Go on from the newest checkpoint of a folder that is whole.
+        """Resume from the newest checkpoint of a folder that is whole.
 
         With a ledger, releases logged there that the checkpoint does not contain stay charged.
 

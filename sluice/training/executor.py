@@ -107,7 +107,7 @@ class Executor(ABC, Generic[T]):
     def make_release(self, loss: Loss) -> None:
         """Make the next release."""
         self.require_more()
-        self.context.updates.check_untouched()
+        self.context.updater.check_untouched()
         with ModelRandomness(self.noise):
             self.commit(self.prepare(loss))
 

@@ -73,7 +73,7 @@ def ordinary_loop(
 ) -> tuple[LoopCapture, PrivateOptimizer, PrivateLoader]:
     """What a user's own loop needs to drive an executor: what watches the model, the optimizer and the loader."""
     executor.serve_loop()
-    context, updates = executor.context, executor.context.updates
+    context, updater = executor.context, executor.context.updater
     capture = LoopCapture(context.gradients, rows=context.loop_rows)
     loader = PrivateLoader(
         batches=context.batches,
@@ -87,11 +87,11 @@ def ordinary_loop(
         chunk = capture.collect()
         if loader.randomness is not None:
             loader.randomness.leave()
-        updates.check_settings()
+        updater.check_settings()
         if executor.absorb(chunk) and loader.last_piece:
-            updates.check_untouched()
+            updater.check_untouched()
             executor.finish()
         else:
-            updates.nothing_released()
+            updater.nothing_released()
 
-    return capture, PrivateOptimizer(updates, consume=consume), loader
+    return capture, PrivateOptimizer(updater, consume=consume), loader

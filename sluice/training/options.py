@@ -20,11 +20,11 @@ class TrainingOptions:
         loss_reduction: what the loss returns: "mean" or "sum" over the batch.
         lr_scheduler: advanced with each release. Do not call its ``step`` yourself.
         ema_decay: also keep a running average of the released weights (`PrivacyEngine.averaged`); costs no privacy.
-        max_physical_batch_size: at most so many records go through the model at once; bounds the memory only.
+        max_physical_batch_size: at most this many records go through the model at once; bounds the memory only.
         gradient_options: how per-sample gradients are computed; changes speed and memory only.
         before_release: called with the number of a release before it is applied, after the ledger.
         ledger: a file to which every release is written before it is applied; ``sluice verify`` reads it. If it exists
-            the run goes on with it: call `PrivacyEngine.load`, or the releases in it count as lost.
+            the run resumes with it: call `PrivacyEngine.load`, or the releases in it count as lost.
         ledger_delta: the delta at which that ledger reports.
         ledger_target: the epsilon that the ledger names as what the run was calibrated to, if it was.
     """

@@ -161,35 +161,35 @@ class PrivateOptimizer(Optimizer):
     stay bit for bit what they were. Like PyTorch's it returns None either way; which of the two happened is sensitive.
     """
 
-    def __init__(self, updates: WeightUpdater, *, consume: Callable[[], None]) -> None:
+    def __init__(self, updater: WeightUpdater, *, consume: Callable[[], None]) -> None:
         # Optimizer.__init__ is not called: groups, state and defaults are those of the user's optimizer.
-        self._updates = updates
+        self._updater = updater
         self._consume = consume
 
     @property
     def original_optimizer(self) -> Optimizer:
-        return self._updates.optimizer
+        return self._updater.optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self._updates.optimizer.param_groups
+        return self._updater.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        return self._updates.optimizer.state
+        return self._updater.optimizer.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self._updates.optimizer.defaults
+        return self._updater.optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        return self._updates.optimizer.state_dict()
+        return self._updater.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._updates.optimizer.load_state_dict(dict(state_dict))
+        self._updater.optimizer.load_state_dict(dict(state_dict))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._updates.optimizer.zero_grad(set_to_none)
+        self._updater.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise InputError("a parameter group cannot be added to a private optimizer: call make_private again with it.")
@@ -203,7 +203,7 @@ class PrivateOptimizer(Optimizer):
         self._consume()
 
     def __repr__(self) -> str:
-        return f"PrivateOptimizer({self._updates.optimizer!r})"
+        return f"PrivateOptimizer({self._updater.optimizer!r})"
 
 
 __all__ = ["PrivateOptimizer", "WeightUpdater"]

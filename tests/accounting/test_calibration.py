@@ -17,7 +17,7 @@ from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 def recheck(plan):
     """The epsilon of a plan, by a fresh accountant that knows nothing of the search."""
     accountant = create_accountant(plan.accountant)
-    for multiplier in plan.preparation:
+    for multiplier in plan.prior_releases:
         accountant.compose(dpa.GaussianDpEvent(multiplier))
     event = release_event(sample_rate=plan.sample_rate, noise_multiplier=plan.noise_multiplier, gate=plan.gate)
     return accountant.compose(event, plan.releases).get_epsilon(plan.delta)
@@ -132,11 +132,11 @@ def test_the_trainers_own_gates_are_calibrated_and_keep_their_other_settings():
 
 def test_preparation_shares_the_budget():
     common = {"sample_rate": 0.02, "releases": 500, "target_epsilon": 2.0, "target_delta": 1e-5}
-    plan = calibrate(preparation=(8.0, 8.0), **common)
+    plan = calibrate(prior_releases=(8.0, 8.0), **common)
     assert plan.noise_multiplier > calibrate(**common).noise_multiplier
     assert recheck(plan) <= 2.0
-    with pytest.raises(InputError, match="preparation"):
-        calibrate(preparation=(0.5,), **common)
+    with pytest.raises(InputError, match="prior_releases"):
+        calibrate(prior_releases=(0.5,), **common)
 
 
 def test_a_target_out_of_reach_is_refused_with_a_remedy():

@@ -61,7 +61,7 @@ def stopped(arguments: list[str], name: str, capsys: Any, monkeypatch: pytest.Mo
         patch.setattr(Screen, "report", report)
         code, _, err = sluice([*arguments, "--run", name], capsys)
     assert code == 130
-    assert err.endswith(f"sluice: interrupted. Go on with: sluice train --resume runs/{name}\n")
+    assert err.endswith(f"sluice: interrupted. Resume with: sluice train --resume runs/{name}\n")
     return Path("runs") / name
 
 

@@ -185,7 +185,7 @@ def test_a_signal_on_a_real_process(tmp_path, sent):
     process.send_signal(sent)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Go on with: sluice train --resume runs/real" in err
+    assert "Resume with: sluice train --resume runs/real" in err
     assert "Traceback" not in err
 
 

@@ -38,7 +38,7 @@ def test_with_a_gate_the_event_holds_what_the_gate_states():
 
 
 def test_preparation_is_composed_with_the_releases():
-    events = replace(PLAIN, preparation=(8.0, 8.0)).event_after(3).events
+    events = replace(PLAIN, prior_releases=(8.0, 8.0)).event_after(3).events
     assert events[:2] == [GaussianDpEvent(8.0), GaussianDpEvent(8.0)]
     assert events[2].count == 3
     assert PLAIN.event_after(0) == ComposedDpEvent([])
@@ -50,7 +50,7 @@ def test_preparation_is_composed_with_the_releases():
 def test_round_trip_through_json(rate, noise, gate_noise, reference):
     gate = replace(GATE, gate_noise=gate_noise, reference_noise=reference, max_attempts=1000)
     for chosen in (None, gate, CoinGate(probability=0.4)):
-        mechanism = replace(PLAIN, sample_rate=rate, noise_multiplier=noise, gate=chosen, preparation=(4.0,))
+        mechanism = replace(PLAIN, sample_rate=rate, noise_multiplier=noise, gate=chosen, prior_releases=(4.0,))
         again = SelectiveRelease.from_dict(json.loads(json.dumps(mechanism.to_dict(), allow_nan=False)))
         assert again == mechanism
         assert again.dp_event == mechanism.dp_event
@@ -76,7 +76,7 @@ def test_a_gate_of_ones_own_is_kept_by_what_it_states():
         ({"releases": 0}, "releases=0 is not allowed"),
         ({"releases": 1.5}, "releases=1.5 is not allowed"),
         ({"expected_batch_size": 0.0}, "expected_batch_size=0.0 is not allowed"),
-        ({"preparation": (0.0,)}, "preparation=0.0 is not allowed"),
+        ({"prior_releases": (0.0,)}, "prior_releases=0.0 is not allowed"),
         ({"gate": ClippingBiasGate()}, "reference_noise=None is not allowed"),
         ({"gate": ClippingBiasGate(reference_noise=5.0)}, "gate_noise=None is not allowed"),
     ],

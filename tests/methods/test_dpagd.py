@@ -69,7 +69,7 @@ def make_context(
     return TrainingContext(
         gradients=PerSampleGradients(model, loss_reduction="mean"),
         batches=Batches(TensorDataset(x, y)),
-        updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
+        updater=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
         noise=SeededNoise(seed),
         piece_size=50,
         before_release=before_release or (lambda number: None),
@@ -94,7 +94,7 @@ def test_at_low_noise_every_step_is_the_best_of_the_grid():
     x, y = all_records(context)
     chosen = []
     for _ in range(12):
-        before, reach = context.updates.weights(), descent.reach
+        before, reach = context.updater.weights(), descent.reach
         gradient = torch.autograd.grad(F.cross_entropy(context.module(x), y), list(context.module.parameters()))
         direction = torch.cat([part.flatten() for part in gradient]).double()
         direction /= direction.norm()
@@ -104,10 +104,10 @@ def test_at_low_noise_every_step_is_the_best_of_the_grid():
             losses.append(float(F.cross_entropy(x @ weight.view(2, 4).T + bias, y, reduction="sum").double()))
         best = int(np.argmin(losses))
         descent.make_release(F.cross_entropy)
-        made = (flat(before) - flat(context.updates.weights())).norm()
+        made = (flat(before) - flat(context.updater.weights())).norm()
         assert float(made) == pytest.approx(reach * best / 8, abs=1e-5)
         torch.testing.assert_close(
-            flat(before) - flat(context.updates.weights()), made * direction, atol=1e-4, rtol=1e-3
+            flat(before) - flat(context.updater.weights()), made * direction, atol=1e-4, rtol=1e-3
         )
         chosen.append(best)
     assert len(set(chosen)) > 1
@@ -122,16 +122,16 @@ def test_candidates_are_undone(monkeypatch):
     raw_losses = TrainingContext.raw_losses
 
     def watched(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
-        tried.append(flat(self.updates.weights()))
+        tried.append(flat(self.updater.weights()))
         return raw_losses(self, indices, loss)
 
     monkeypatch.setattr(TrainingContext, "raw_losses", watched)
     monkeypatch.setattr(dpagd_descent, "noisy_minimum", lambda raw_sums, rho, noise: 0)
-    before = context.updates.weights()
+    before = context.updater.weights()
     descent.make_release(F.cross_entropy)
-    after = context.updates.weights()
+    after = context.updater.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    context.updates.check_untouched()
+    context.updater.check_untouched()
     assert len(tried) == 9
     distances = [float((one - flat(before)).norm()) for one in tried]
     assert distances == pytest.approx([2.0 * index / 8 for index in range(9)], abs=1e-5)
@@ -140,18 +140,18 @@ def test_candidates_are_undone(monkeypatch):
 def test_candidates_are_undone_after_an_error_too(monkeypatch):
     context = make_context()
     descent = AdaptiveDescent(mechanism(), context)
-    before = context.updates.weights()
+    before = context.updater.weights()
 
     def fail(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
-        if not torch.equal(flat(self.updates.weights()), flat(before)):
+        if not torch.equal(flat(self.updater.weights()), flat(before)):
             raise KeyboardInterrupt
         return torch.zeros(1)
 
     monkeypatch.setattr(TrainingContext, "raw_losses", fail)
     with pytest.raises(KeyboardInterrupt):
         descent.make_release(F.cross_entropy)
-    assert all(torch.equal(before[name], part) for name, part in context.updates.weights().items())
-    context.updates.check_untouched()
+    assert all(torch.equal(before[name], part) for name, part in context.updater.weights().items())
+    context.updater.check_untouched()
 
 
 def test_the_grid_follows_the_steps_that_were_made(monkeypatch):
@@ -187,14 +187,14 @@ def test_no_step_raises_the_budget_and_combines_by_precision(monkeypatch):
     descent.make_release(F.cross_entropy)
     assert asked == pytest.approx([0.08, 0.04])
     assert descent.gradient_rho == pytest.approx(0.12)
-    before = context.updates.weights()
+    before = context.updater.weights()
     descent.make_release(F.cross_entropy)
     assert asked == pytest.approx([0.08, 0.04, 0.06])
     assert descent.gradient_rho == pytest.approx(0.18)
     weights = torch.tensor([0.08, 0.04, 0.06], dtype=torch.float64)
     combined = sum(w * flat(m) for w, m in zip(weights / weights.sum(), measured, strict=True))
     assert isinstance(combined, Tensor)
-    made = flat(before) - flat(context.updates.weights())
+    made = flat(before) - flat(context.updater.weights())
     torch.testing.assert_close(made, 0.75 * combined / combined.norm(), rtol=1e-4, atol=1e-6)
     descent.make_release(F.cross_entropy)
     assert asked[-1] == pytest.approx(0.18)
@@ -256,7 +256,7 @@ class FakeDescent(AdaptiveDescent):
 
     def _noisy_sum_of_gradients(self, sample: Tensor, loss: Any, *, rho: float) -> dict[str, Tensor]:
         self.exact += [rho, self.mechanism.selection_rho]
-        return {name: torch.ones_like(part) for name, part in self.context.updates.weights().items()}
+        return {name: torch.ones_like(part) for name, part in self.context.updater.weights().items()}
 
     def _raw_losses_along(self, direction: Any, steps: Any, loss: Any) -> Tensor:
         pick = self._picks[self._made % len(self._picks)]
@@ -348,12 +348,12 @@ def test_one_more_record_moves_all_sums_the_same_way_by_at_most_one_bound():
         context = TrainingContext(
             gradients=PerSampleGradients(model, loss_reduction="mean"),
             batches=Batches(TensorDataset(x[:count], y[:count])),
-            updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
+            updater=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
             noise=SeededNoise(0),
             piece_size=64,
             before_release=lambda number: None,
         )
-        direction = unit_vector({name: torch.ones_like(p) for name, p in context.updates.weights().items()})
+        direction = unit_vector({name: torch.ones_like(p) for name, p in context.updater.weights().items()})
         descent = AdaptiveDescent(mechanism(), context)
         sums.append(descent._raw_losses_along(direction, [0.0, 0.1, 1.0, 5.0], F.cross_entropy))
     difference = sums[1] - sums[0]

@@ -61,7 +61,7 @@ def make_context(inputs: Tensor, targets: Tensor, *, lr: float = 1.0, seed: int 
     return TrainingContext(
         gradients=PerSampleGradients(model, loss_reduction="mean"),
         batches=Batches(TensorDataset(inputs, targets)),
-        updates=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr)),
+        updater=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr)),
         noise=SeededNoise(seed),
         piece_size=16,
         before_release=lambda number: None,
@@ -147,14 +147,14 @@ def test_the_update_estimates_the_mean_clipped_gradient_in_units_of_the_first_cl
     clip = float(norms.median())
     quiet = {"noise_multiplier": 1e-4, "norm_noise": 1e-3, "count_noise": 1e-3, "releases": RUNS}
     executor = ImportanceSamplingExecutor(mechanism(first_clip_norm=clip, **quiet), context)
-    start = context.updates.weights()
+    start = context.updater.weights()
     total = torch.zeros(gradients.shape[1], dtype=torch.float64)
     for _ in range(RUNS):
         executor.mean_share, executor.clip_norm = 0.6, clip / 2
         executor.make_release(F.mse_loss)
-        now = context.updates.weights()
+        now = context.updater.weights()
         total += torch.cat([(start[name] - now[name]).flatten() for name in start]).double()
-        context.updates.move(start)
+        context.updater.move(start)
     mean = gradients * (clip / 2 / norms).clamp(max=1.0)[:, None]
     expected = mean.mean(0) * 2  # C is half of the first one, and the step is as long as if it were not
     spread = clip / math.sqrt(RUNS * 0.4 * 40)

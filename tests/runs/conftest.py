@@ -29,7 +29,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         gated: bool = True,
         hidden: bool = False,
         attempts: int = 2,
-        preparation: tuple[float, ...] = (),
+        prior_releases: tuple[float, ...] = (),
         noise_multiplier: float = 2.0,
         **header: object,
     ) -> RunFolder:
@@ -41,7 +41,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             noise_multiplier=noise_multiplier,
             releases=planned,
             gate=gate if gated else None,
-            preparation=preparation,
+            prior_releases=prior_releases,
         )
         folder = RunFolder.create(tmp_path / name, config={"data": "digits", "batch": 20})
         settings = {"delta": 1e-5, "configuration": folder.config_hash, "accountant": "rdp"} | header

@@ -18,8 +18,8 @@ from sluice.runs.privacy_spent import joint_spending, mechanism_of, spending
 KINDS = {
     "secure": {},
     "seeded": {"noise": "seeded", "target_epsilon": 1.0},
-    "plain": {"gated": False, "preparation": (8.0, 9.0)},
-    "hidden": {"hidden": True, "preparation": (8.0,)},
+    "plain": {"gated": False, "prior_releases": (8.0, 9.0)},
+    "hidden": {"hidden": True, "prior_releases": (8.0,)},
     "unfinished": {"made": 3},
     "untouched": {"made": 0},
     "no noise": {"noise_multiplier": 1e-9, "target_epsilon": 3.0},
@@ -70,7 +70,7 @@ def test_the_schema_refuses_a_seeded_guarantee_and_an_unproved_epsilon(make_run)
 @pytest.mark.parametrize(("name", "accountant"), [("rdp", SelectiveRdpAccountant), ("pld", SelectivePLDAccountant)])
 def test_epsilon_is_that_of_a_fresh_accountant(make_run, name, accountant):
     """Composed here release by release from the mechanism, not through the ledger's own path."""
-    folder = make_run(made=5, preparation=(6.0,), accountant=name)
+    folder = make_run(made=5, prior_releases=(6.0,), accountant=name)
     mechanism = SelectiveRelease.from_dict(read_ledger(folder.ledger_path).header.mechanism)
     expected = accountant().compose(mechanism.event_after(0)).compose(mechanism.release_event, 8).get_epsilon(1e-5)
     assert build_certificate(folder)["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-9)
@@ -88,7 +88,7 @@ def test_a_torn_release_is_counted(make_run):
 
 def test_composition_of_runs_is_that_of_their_events(make_run):
     first = read_ledger(make_run("first", made=3).ledger_path)
-    second = read_ledger(make_run("second", gated=False, preparation=(5.0,)).ledger_path)
+    second = read_ledger(make_run("second", gated=False, prior_releases=(5.0,)).ledger_path)
 
     def event(contents):
         return mechanism_of(contents.header).dp_event

@@ -71,7 +71,7 @@ def mechanism() -> SelectiveRelease:
         noise_multiplier=2.0,
         releases=5,
         gate=ClippingBiasGate(gate_noise=1.0, reference_noise=10.0, small_norm=1.0, max_attempts=1000),
-        preparation=(8.0,),
+        prior_releases=(8.0,),
     )
 
 

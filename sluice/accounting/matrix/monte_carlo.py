@@ -1,7 +1,7 @@
 """Monte Carlo accounting of balls-in-bins batches: a delta that holds with a stated confidence, in both directions.
 
 What chance decides here is only whether the *figure* is right. The probability that it is not is added to delta, which is
-sound for the procedure as a whole: draw a seed that is independent of the data, certify, then train.
+sound for the whole process: draw a seed that is independent of the data, certify, then train.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class AdaptiveDescent(Executor[Measurement]):
             self._noisy_gradient = None
             self._refresh(content.step)
             direction = unit_vector(content.noisy_gradient)
-            self.context.updates.move(moved(self.context.updates.weights(), direction, content.step))
+            self.context.updater.move(moved(self.context.updater.weights(), direction, content.step))
 
     def _sample(self, rate: float) -> Tensor:
         return PoissonSampler(dataset_size=self.context.dataset_size, sample_rate=rate, source=self.noise).sample()
@@ -127,8 +127,8 @@ class AdaptiveDescent(Executor[Measurement]):
         """The summed losses after each step, of the same records: integers, sensitive. The weights come back."""
         sample = self._sample(self.mechanism.loss_rate)
         raw_sums = []
-        weights = self.context.updates.weights()
-        with torch.no_grad(), self.context.updates.trial() as parameters:
+        weights = self.context.updater.weights()
+        with torch.no_grad(), self.context.updater.trial() as parameters:
             for step in steps:
                 for name, value in moved(weights, direction, step).items():
                     parameters[name].copy_(value)

@@ -62,8 +62,8 @@ class SelectiveUpdates(Executor[Accepted]):
             candidate = self._noisy_gradient(indices, loss)
             tested = self._tests.sample()
             raw_before = self.context.raw_losses(tested, loss)
-            with self.context.updates.trial():
-                self.context.updates.step(candidate)
+            with self.context.updater.trial():
+                self.context.updater.step(candidate)
                 raw_change = self._raw_change(raw_before, self.context.raw_losses(tested, loss))
             if self._passes(raw_change):
                 accepted = Accepted(gradient=candidate, attempts=attempts)

@@ -93,7 +93,7 @@ class MatrixMechanism(Mechanism):
         groups: groups of cyclic-poisson, or bins; 1 for poisson.
         sample_rate: probability of a record to be in a batch whose turn its group has; for balls-in-bins, of its bin.
         expected_batch_size: what sums are divided by.
-        max_grad_norm: the most that a record adds to a sum.
+        max_grad_norm: the maximum norm of what a record adds to a sum.
         noise_multiplier: standard deviation of z over ``max_grad_norm`` times the norm of a column of M.
         certificate: what Monte Carlo certified for balls-in-bins, to be repeated by whoever verifies; None otherwise.
     """

@@ -21,7 +21,7 @@ from sluice.methods.base import Method, RunSettings
 
 @dataclass(frozen=True, kw_only=True)
 class NonPrivate(Mechanism):
-    """No promise at all: ``releases`` epochs of batches of ``batch_size`` records."""
+    """Promises nothing: ``releases`` epochs of batches of ``batch_size`` records."""
 
     kind: ClassVar[str] = "non-private"
     accountants: ClassVar[tuple[str, ...]] = ()

@@ -25,8 +25,8 @@ class Epochs(Executor[tuple[Tensor, Loss]]):
     def apply(self, content: tuple[Tensor, Loss]) -> None:
         shuffled, loss = content
         for indices in shuffled.split(self._batch_size):
-            self.context.updates.step(self._gradient(indices, loss))
-        self.context.updates.keep()
+            self.context.updater.step(self._gradient(indices, loss))
+        self.context.updater.keep()
 
     def _gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
         module = self.context.module
