@@ -22,6 +22,7 @@ EXAMPLES = ROOT / "examples"
         ("plain_loop", ["--no-gate"]),
         ("text_classifier", ["--synthetic"]),
         ("frozen_features", []),
+        ("dp_ftrl", []),
     ],
 )
 def test_an_example_runs(name, options, capsys, monkeypatch):
@@ -41,6 +42,7 @@ def test_every_example_is_tried():
         "plain_loop",
         "text_classifier",
         "frozen_features",
+        "dp_ftrl",
     }
 
 

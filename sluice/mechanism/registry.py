@@ -19,10 +19,10 @@ from sluice.mechanism.selective_release import SelectiveRelease
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Where a mechanism's class and its executor are, as ``module:name``."""
+    """A mechanism's class and its executor, or where they are, as ``module:name``."""
 
-    mechanism: str
-    executor: str
+    mechanism: type[Mechanism] | str
+    executor: type | str
 
 
 KINDS: dict[str, Kind] = {
@@ -49,24 +49,24 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def register(mechanism: type[Mechanism], *, executor: str | type) -> None:
-    """Let ledgers hold a mechanism of your own, and engines train with it.
+def register(mechanism: type[Mechanism], *, executor: type | str) -> None:
+    """Let ledgers hold a mechanism of your own, and engines train with it (docs/new-method.md).
 
     Args:
         mechanism: its class, a frozen dataclass with a ``kind`` of its own.
-        executor: the class that makes its releases, or where it is, as ``module:name``, which keeps torch away from whoever
-            only reads ledgers.
+        executor: the class that makes its releases; or where it is, as ``module:name``, so that whoever only reads ledgers
+            need not load torch.
 
-    Registering the same class again changes nothing; another one of the same kind is refused, because what a kind means
-    never changes.
+    A class that is defined again, as in a notebook, takes the place of the former. Any other class of the same kind is
+    refused, because what a kind means never changes.
     """
-    where = executor if isinstance(executor, str) else _where(executor)
-    entry = Kind(mechanism=_where(mechanism), executor=where)
-    if KINDS.setdefault(mechanism.kind, entry) != entry:
+    known = KINDS.get(mechanism.kind)
+    if known is not None and _place(known.mechanism) != _place(mechanism):
         raise InputError(
-            f"kind={mechanism.kind!r} is not allowed for {entry.mechanism}: it is the kind of "
-            f"{KINDS[mechanism.kind].mechanism}. Choose another."
+            f"kind={mechanism.kind!r} is not allowed for {_place(mechanism)}: it is the kind of {_place(known.mechanism)}. "
+            "Choose another."
         )
+    KINDS[mechanism.kind] = Kind(mechanism=mechanism, executor=executor)
 
 
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
@@ -88,10 +88,12 @@ def _complete(mechanism: Mechanism) -> Mechanism:
     return mechanism
 
 
-def _where(found: type) -> str:
-    return f"{found.__module__}:{found.__qualname__}"
+def _place(found: type | str) -> str:
+    return found if isinstance(found, str) else f"{found.__module__}:{found.__qualname__}"
 
 
-def _named(where: str) -> Any:
+def _named(where: type | str) -> Any:
+    if not isinstance(where, str):
+        return where
     module, name = where.split(":")
     return getattr(import_module(module), name)

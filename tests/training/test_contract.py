@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sluice.accounting.matrix.strategy import BandedToeplitz
 from sluice.gradients import PerSampleGradients
-from sluice.mechanism import gates as gate_module
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
@@ -36,6 +35,7 @@ from sluice.methods.dpsur import execution as dpsur
 from sluice.methods.matrix import MatrixMechanism
 from sluice.randomness import correlated as matrix_noise
 from sluice.randomness import grouped_sampling as batches_module
+from sluice.randomness import noise as noise_module
 from sluice.randomness.noise import SeededNoise
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training import selective_release as release_module
@@ -183,7 +183,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
             tensor.fill_(0.01)  # what is released: the same for both, since later steps are compared for the same past
         return raw_sum
 
-    for module in (release_module, gate_module, matrix_noise, dpsur, dpis_release, dpagd_descent):
+    for module in (release_module, noise_module, matrix_noise, dpsur, dpis_release, dpagd_descent):
         monkeypatch.setattr(module, "noisy_sum", taken_down)
     minimum = dpagd_descent.noisy_minimum
 
