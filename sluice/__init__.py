@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
     from sluice.mechanism.selective_release import SelectiveRelease
     from sluice.training.engine import PrivacyEngine
+    from sluice.training.options import TrainingOptions
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOMES = {
     "Normalise": "mechanism.scaling",
     "PrivacyEngine": "training.engine",
     "SelectiveRelease": "mechanism.selective_release",
+    "TrainingOptions": "training.options",
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Normalise",
     "PrivacyEngine",
     "SelectiveRelease",
+    "TrainingOptions",
     "__version__",
 ]
 

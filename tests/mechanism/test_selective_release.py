@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism.registry import mechanism_from_dict
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.mechanism.stated_gate import StatedGate, stated
@@ -84,6 +85,37 @@ def test_a_gate_of_ones_own_is_kept_by_what_it_states():
 def test_bad_values_are_refused(change, message):
     with pytest.raises(InputError, match=message):
         replace(PLAIN, **change)
+
+
+OPEN = replace(PLAIN, noise_multiplier=None)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("gate", [None, ClippingBiasGate(small_norm=8.0), CoinGate(probability=0.5)])
+def test_calibration_fills_in_what_is_open_and_meets_the_budget(gate, accountant):
+    found = replace(OPEN, gate=gate, preparation=(20.0,)).calibrate(epsilon=1.0, delta=1e-5, accountant=accountant)
+    assert 0.99 < found.epsilon_after(found.releases, delta=1e-5, accountant=accountant) <= 1.0
+    assert replace(found, noise_multiplier=None, gate=gate) == replace(OPEN, gate=gate, preparation=(20.0,))
+    if isinstance(gate, ClippingBiasGate):
+        assert isinstance(found.gate, ClippingBiasGate)
+        assert replace(found.gate, gate_noise=None, reference_noise=None) == gate
+
+
+def test_calibration_keeps_what_is_given():
+    given = ClippingBiasGate(small_norm=8.0, gate_noise=3.0)
+    found = replace(OPEN, gate=given).calibrate(epsilon=1.0, delta=1e-5, accountant="rdp")
+    assert isinstance(found.gate, ClippingBiasGate)
+    assert found.gate.gate_noise == 3.0
+    assert found.gate.reference_noise is not None
+    with pytest.raises(InputError, match=r"noise_multiplier=1.5 is not allowed in calibrate"):
+        PLAIN.calibrate(epsilon=1.0, delta=1e-5)
+
+
+def test_a_mechanism_with_open_noise_is_neither_accounted_for_nor_read():
+    with pytest.raises(InputError, match="noise_multiplier=None is not allowed here"):
+        _ = OPEN.dp_event
+    with pytest.raises(InputError, match="noise_multiplier=None is not allowed"):
+        mechanism_from_dict(PLAIN.to_dict() | {"noise_multiplier": None})
 
 
 def test_unknown_keys_and_gates_are_refused():

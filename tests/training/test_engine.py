@@ -15,6 +15,7 @@ from sluice import PrivacyEngine
 from sluice._base.errors import DataError, InputError, SluiceError
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling
+from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import spending
 from sluice.training.selective_release import GaveUpError
@@ -493,6 +494,47 @@ def test_calibration_meets_the_target_and_fills_in_the_gate():
     assert gate.small_norm == 8.0
     assert gate.gate_noise is not None
     assert list(loader) == []
+
+
+def core(mechanism: SelectiveRelease) -> tuple[PrivacyEngine, nn.Module]:
+    engine, model = PrivacyEngine(seed=11, accountant="rdp"), small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    engine.make_private_by(mechanism, module=model, optimizer=optimizer, data_loader=blobs())
+    return engine, model
+
+
+def test_make_private_is_the_core_call_and_the_ordinary_loop():
+    expected = Run(gate=GATE).loop()
+    mechanism = expected.engine.mechanism
+    assert isinstance(mechanism, SelectiveRelease)
+    expected.close()
+    engine, model = core(mechanism)
+    module, optimizer, loader = engine.ordinary_loop(passes=3)
+    assert module is model
+    for made in (4, 8, 12):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        assert engine.released == made
+    engine.close()
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), expected.weights())
+
+
+def test_only_the_ordinary_loop_is_charged_for_its_rounding():
+    engine, _ = core(SelectiveRelease.from_dict(Run().engine.mechanism.to_dict()))
+    before = engine._running().context.sum_error
+    engine.ordinary_loop()
+    assert engine._running().context.sum_error > before
+
+
+def test_a_mechanism_with_open_noise_is_not_trained():
+    with pytest.raises(InputError, match="noise_multiplier=None is not allowed"):
+        core(
+            SelectiveRelease(
+                sample_rate=0.3, expected_batch_size=60.0, scaling=Clip(max_grad_norm=1.0), releases=3, gate=None
+            )
+        )
 
 
 def test_the_two_ways_to_set_up_take_the_same_options():
