@@ -183,9 +183,8 @@ class PrivacyEngine:
             ledger_delta=target_delta,
             ledger_target=target_epsilon,
         )
-        mechanism = arguments.mechanism().calibrate(
-            epsilon=target_epsilon, delta=target_delta, accountant=self.accountant
-        )
+        open_mechanism = arguments.mechanism()
+        mechanism = open_mechanism.calibrate(epsilon=target_epsilon, delta=target_delta, accountant=self.accountant)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
         return self.ordinary_loop(passes=epochs or 1)
 
@@ -370,10 +369,8 @@ class PrivacyEngine:
     def load(self, folder: str | Path) -> str | None:
         """Resume from the newest checkpoint of a folder that is whole.
 
-        With a ledger, releases logged there that the checkpoint does not contain stay charged.
-
-        Returns:
-            What was passed over because it is damaged, or None.
+        With a ledger, releases logged there that the checkpoint does not contain stay charged. Returns a note on a
+        damaged checkpoint that was passed over, or None.
         """
         found = load_checkpoint(Path(folder), config_hash=self._mechanism_hash())
         if found is None:
