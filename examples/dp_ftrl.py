@@ -13,7 +13,7 @@ others. Given the past, a node is therefore one Gaussian release, and an epoch i
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import dp_accounting as dpa
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice import Mechanism, PrivacyEngine
-from sluice._base import codec, validate
+from sluice._base import validate
 from sluice.accounting import calibrate
 from sluice.data import load
 from sluice.mechanism.registry import register
@@ -78,14 +78,6 @@ class TreeAggregation(Mechanism):
     @property
     def summary(self) -> tuple[tuple[str, str], ...]:
         return (("batches", f"{self.batches} in an epoch"), ("noise multiplier", f"{self.noise_multiplier:.4g}"))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "TreeAggregation":
-        codec.require_keys(data, what="mechanism", required=["kind", *(field.name for field in fields(cls))])
-        return cls(**{name: value for name, value in data.items() if name != "kind"})
 
 
 @dataclass(frozen=True)

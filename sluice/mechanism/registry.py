@@ -1,7 +1,7 @@
 """Every kind of mechanism by the name that ledgers give it, and what carries it out.
 
-A new method of Sluice adds one line here; one of your own calls `register` (docs/new-method.md). Classes are named, not imported, so that a ledger can be read without torch and without the
-rooms below this one. What a kind means never changes once a ledger has been written with it.
+A new method of Sluice adds one line here; one of your own calls `register` (docs/new-method.md). Classes are named, not
+imported, so that a ledger can be read without torch and without the rooms below this one. What a kind means never changes once a ledger has been written with it.
 """
 
 from __future__ import annotations

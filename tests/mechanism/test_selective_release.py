@@ -93,9 +93,9 @@ OPEN = replace(PLAIN, noise_multiplier=None)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("gate", [None, ClippingBiasGate(small_norm=8.0), CoinGate(probability=0.5)])
 def test_calibration_fills_in_what_is_open_and_meets_the_budget(gate, accountant):
-    found = replace(OPEN, gate=gate, preparation=(20.0,)).calibrate(epsilon=1.0, delta=1e-5, accountant=accountant)
+    found = replace(OPEN, gate=gate, prior_releases=(20.0,)).calibrate(epsilon=1.0, delta=1e-5, accountant=accountant)
     assert 0.99 < found.epsilon_after(found.releases, delta=1e-5, accountant=accountant) <= 1.0
-    assert replace(found, noise_multiplier=None, gate=gate) == replace(OPEN, gate=gate, preparation=(20.0,))
+    assert replace(found, noise_multiplier=None, gate=gate) == replace(OPEN, gate=gate, prior_releases=(20.0,))
     if isinstance(gate, ClippingBiasGate):
         assert isinstance(found.gate, ClippingBiasGate)
         assert replace(found.gate, gate_noise=None, reference_noise=None) == gate

@@ -132,7 +132,7 @@ def snapshot(run: Run) -> dict:
         {
             "weights": run.weights(),
             "optimizer": run.inner.state_dict(),
-            "scheduler": run.engine._updates.lr_scheduler.state_dict(),
+            "scheduler": run.engine._updater.lr_scheduler.state_dict(),
             "reference": run.engine._running().reference,
             "released": run.engine.released,
             "epsilon": run.engine.get_epsilon(1e-5) if run.engine.released else 0.0,
