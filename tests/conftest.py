@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sluice.data import DataSplits, load
+
 # pytest-xdist already fills the cores; more threads inside a worker only fight each other.
 torch.set_num_threads(1)
 
@@ -20,3 +22,8 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     monkeypatch.setenv("SLUICE_CACHE", str(shared / "sluice-cache"))
+
+
+@pytest.fixture(scope="session")
+def digits() -> DataSplits:
+    return load("digits")

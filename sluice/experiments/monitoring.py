@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from sluice._base.closing import Closing
 from sluice._base.errors import InputError
 from sluice.experiments.run import Progress
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"
 
 
-class TensorBoard:
+class TensorBoard(Closing):
     """Writes epsilon and test accuracy of each evaluation.
 
     Args:
@@ -49,14 +49,6 @@ class TensorBoard:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _writer_class() -> type[SummaryWriter]:

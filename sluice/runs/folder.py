@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from sluice._base.closing import Closing
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import (
     canonical_json,
@@ -38,7 +38,7 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
         ) from error
 
 
-class RunFolder:
+class RunFolder(Closing):
     """Paths and settings of one run, and the lock that keeps a second process out.
 
     Use :meth:`create` to begin a run, :meth:`open` to resume one, :meth:`look` to read one without changing it.
@@ -182,14 +182,6 @@ class RunFolder:
                 self.hide_times()
             self._lock.close()
             self._lock = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def may_begin(path: Path) -> bool:

@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sluice._base import validate
+from sluice._base.closing import Closing
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import explained, hide_time, read_bytes, write_atomically
 from sluice._base.locks import close_in_children
@@ -43,7 +43,7 @@ def read_ledger(path: Path) -> LedgerContents:
     return parse_ledger(read_bytes(path), where=str(path))
 
 
-class Ledger:
+class Ledger(Closing):
     """A ledger open for writing, by one process at a time.
 
     Guarantee:
@@ -168,14 +168,6 @@ class Ledger:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _append(self, entry: LedgerEntry, *, spent: int) -> None:
         if self._descriptor is None or self._broken:

@@ -14,7 +14,7 @@ from dp_accounting import ComposedDpEvent
 
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
-from sluice.accounting import create_accountant
+from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.registry import mechanism_from_dict
 from sluice.runs.ledger_entries import LedgerContents, LedgerHeader
@@ -81,7 +81,7 @@ def _joint_epsilon(mechanisms: Sequence[Mechanism], runs: Sequence[LedgerContent
     asked = {run.header.accountant for run in runs}
     common = [
         name
-        for name in ("pld", "rdp")
+        for name in ACCOUNTANTS
         if all(mechanism.composable and name in mechanism.accountants for mechanism in mechanisms)
         and (name == "rdp" or asked == {"pld"})
     ]

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import ACCOUNTANTS
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.mechanism.base import Mechanism
@@ -59,7 +60,7 @@ class PrivacyEngine:
     """
 
     def __init__(self, *, accountant: str = "pld", seed: int | None = None) -> None:
-        validate.one_of(("pld", "rdp"), accountant=accountant)
+        validate.one_of(ACCOUNTANTS, accountant=accountant)
         self.accountant = accountant
         self.noise: NoiseSource = SecureNoise() if seed is None else SeededNoise(seed)
         self._mechanism: Mechanism | None = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sluice._base.errors import DataError, InputError
 from sluice._base.interrupts import DelayedInterrupt, sigterm_as_interrupt
-from sluice.data import DataSplits, hold_out, load
+from sluice.data import DataSplits, hold_out
 from sluice.data.examples import Examples
 from sluice.experiments import run as training_module
 from sluice.experiments.run import Progress, Training, TrainResult, accuracy, recorded_run
@@ -31,11 +31,6 @@ from sluice.runs.verify import verify_run
 from sluice.training.selective_release import GaveUpError, SelectiveReleaseExecutor
 
 RELEASES = 8
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def short(**overrides: Any) -> TrainSettings:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sluice._base.errors import InputError
-from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
@@ -499,11 +498,6 @@ def test_a_promise_survives_its_ledger():
 
 
 # Whole runs.
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def stop_at(release: int) -> Callable[[Progress], None]:

@@ -18,7 +18,6 @@ from sluice._base.errors import InputError
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.loss_distribution import hockey_stick_bound
 from sluice.accounting.selective_rdp import renyi_divergences
-from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.gradients import PerSampleGradients
@@ -419,11 +418,6 @@ def test_a_promise_survives_its_ledger():
 
 
 # Whole runs.
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def stop_at(release: int) -> Callable[[Progress], None]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice._base.errors import InputError
-from sluice.data import DataSplits, load
+from sluice.data import DataSplits
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import Training
 from sluice.experiments.settings import TrainSettings, settings_from
@@ -64,11 +64,6 @@ OPTIONS = {
     },
     "matrix": {"batches": "poisson", "bands": 1, "buffers": 2, "workload": "prefix", "samples": 1000},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def planned(settings: TrainSettings) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 from sluice._base.errors import InputError
 from sluice.accounting.matrix.strategy import BandedToeplitz, identity
 from sluice.accounting.matrix.workload import momentum_workload
-from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.mechanism.base import Mechanism
@@ -34,11 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "balls-in-bins": {"strategy": "blt", "workload": "prefix", "samples": 2000},
     "poisson": {"bands": 3},
 }
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def quick(batches: str, **overrides: Any) -> TrainSettings:

@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 
 from sluice._base.errors import InputError
-from sluice.data import DataSplits, load
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import TrainSettings, default_settings, settings_from, settings_of
 from sluice.mechanism.registry import mechanism_from_dict
@@ -33,11 +32,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "non-private": {},
 }
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "imdb")
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def quick(method: str, **overrides: Any) -> TrainSettings:

@@ -12,7 +12,7 @@ import pytest
 
 from sluice._base.errors import DataError
 from sluice._base.files import PUBLIC_TIME
-from sluice.data import DataSplits, load
+from sluice.data import DataSplits
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.mechanism.scaling import Clip
@@ -21,11 +21,6 @@ from sluice.runs.certificate import write_certificate
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader
 from sluice.runs.verify import verify_run
-
-
-@pytest.fixture(scope="module")
-def digits() -> DataSplits:
-    return load("digits")
 
 
 def training(digits: DataSplits, **options: Any) -> Training:
