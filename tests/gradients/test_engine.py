@@ -254,6 +254,7 @@ def test_nothing_is_left_on_the_model():
     model = nn.Sequential(nn.Linear(3, 4), Bare(), nn.LSTM(4, 2, batch_first=True))
     state, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
     attributes = [set(vars(part)) for part in model.modules()]
+    hooks = dict(torch.nn.modules.module._global_forward_hooks)
 
     def loss(output, y):
         copied = copy.deepcopy(model)
@@ -269,7 +270,7 @@ def test_nothing_is_left_on_the_model():
     assert [p.requires_grad for p in model.parameters()] == flags
     assert [set(vars(part)) for part in model.modules()] == attributes
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    assert not torch.nn.modules.module._global_forward_hooks
+    assert dict(torch.nn.modules.module._global_forward_hooks) == hooks
     assert all(p.grad is None for p in model.parameters())
 
 
