@@ -59,7 +59,7 @@ class Toy:
             metric = 0.0
             for place in chosen:
                 norm = self.norms[place]
-                metric += 0.0 if norm <= 0.5 else min(norm / 6.0, 1.0)
+                metric += min(max((norm - 0.5) / 5.5, 0.0), 1.0)
             difference = min(max(self.reference - metric, -gate.clip_bound), gate.clip_bound)
             rows.append(
                 (
