@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sluice._base import codec as serial
-from sluice._base import validate
+from sluice._base import codec, validate
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
@@ -98,9 +97,7 @@ class SelectiveAccountant:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the steps of a saved accountant; its gate is part of each step."""
-        serial.require_keys(
-            state_dict, what="accountant state", required=("format", "mechanism", "accountant", "steps")
-        )
+        codec.require_keys(state_dict, what="accountant state", required=("format", "mechanism", "accountant", "steps"))
         if state_dict["format"] != _FORMAT or state_dict["mechanism"] != self.mechanism():
             raise InputError(
                 f"accountant state of format={state_dict['format']!r}, mechanism={state_dict['mechanism']!r} is not "
@@ -109,7 +106,7 @@ class SelectiveAccountant:
         validate.one_of(ACCOUNTANTS, accountant=state_dict["accountant"])
         steps = []
         for entry in state_dict["steps"]:
-            serial.require_keys(entry, what="step", required=("event", "count"))
+            codec.require_keys(entry, what="step", required=("event", "count"))
             validate.positive_integer(count=entry["count"])
             steps.append((SelectiveReleaseDpEvent.from_dict(entry["event"]), entry["count"]))
         self._accountant, self._steps = state_dict["accountant"], steps

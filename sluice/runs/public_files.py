@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from sluice._base import codec as serial
+from sluice._base import codec
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
 from sluice.runs.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
@@ -91,7 +91,7 @@ def read_evaluations(folder: RunFolder) -> list[Evaluation]:
         try:
             if isinstance(data, dict) and _EARLIER_KEY in data:
                 data[_EPSILON_KEY] = data.pop(_EARLIER_KEY)
-            serial.require_keys(data, what="the line", required=("release", _EPSILON_KEY, "test_accuracy"))
+            codec.require_keys(data, what="the line", required=("release", _EPSILON_KEY, "test_accuracy"))
         except InputError as error:
             raise DataError(f"{place}: {error}") from error
         found.append(Evaluation(**data))

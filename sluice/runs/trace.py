@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sluice._base import codec as serial
+from sluice._base import codec
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import canonical_json, explained, parse_json, read_bytes
 
@@ -73,7 +73,7 @@ def read_trace(path: Path) -> list[TraceRow]:
         place = f"{path}, line {index}"
         data = parse_json(line, what=place)
         try:
-            serial.require_keys(data, what="the row", required=keys)
+            codec.require_keys(data, what="the row", required=keys)
             row = TraceRow(**{key: data[key] for key in keys})
         except InputError as error:
             raise DataError(f"{place}: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sluice import __version__
-from sluice._base import codec as serial
+from sluice._base import codec
 from sluice._base.errors import SluiceError
 from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.data import DataSplits
@@ -138,7 +138,7 @@ def _description(planned: PlannedCell, trained: TrainResult) -> dict[str, Any]:
         "variant": cell.variant,
         "seed": cell.seed,
         "test_accuracy": trained.test_accuracy,
-        "epsilon": None if trained.epsilon is None else serial.encode_float(trained.epsilon),
+        "epsilon": None if trained.epsilon is None else codec.encode_float(trained.epsilon),
         "accountant": trained.accountant,
         "delta": trained.delta,
         "target_epsilon": method_of(settings.method).target(settings),
@@ -146,7 +146,7 @@ def _description(planned: PlannedCell, trained: TrainResult) -> dict[str, Any]:
         "figures": [
             {
                 "label": figure.accountant,
-                "value": serial.encode_float(figure.value),
+                "value": codec.encode_float(figure.value),
                 "proved": figure.guaranteed,
                 "meaning": figure.meaning,
             }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice._base import codec as serial
+from sluice._base import codec
 from sluice.experiments.tables.accuracy_cells import VARIANTS, Cell, Plan
 from sluice.experiments.tables.accuracy_printed import PrintedCell, printed_cell
 from sluice.experiments.tables.accuracy_reasons import reason_below
@@ -161,7 +161,7 @@ def _model(result: Mapping[str, Any]) -> str:
 def _sound(found: Sequence[Mapping[str, Any]]) -> Figure | None:
     if not found or any(result["epsilon"] is None or result["target_epsilon"] is None for result in found):
         return None
-    worst = max(serial.decode_float(result["epsilon"]) for result in found)
+    worst = max(codec.decode_float(result["epsilon"]) for result in found)
     return Figure(label=found[0]["accountant"], value=worst)
 
 
@@ -188,4 +188,4 @@ def _claimed(found: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 def _figure(item: Mapping[str, Any]) -> Figure:
     meaning = str(item["meaning"]).removesuffix(": no guarantee")
-    return Figure(label=item["label"], value=float(serial.decode_float(item["value"])), meaning=meaning)
+    return Figure(label=item["label"], value=float(codec.decode_float(item["value"])), meaning=meaning)
