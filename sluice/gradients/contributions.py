@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sluice.mechanism.rounding_error import CHUNK_ROWS
+
 
 class Tap:
     """A point of the forward pass; ``gradient`` is the loss's derivative there once the backward pass has run.
@@ -82,6 +84,22 @@ def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
     return (weights @ gradients.flatten(1)).view(gradients.shape[1:])
 
 
+def blocks(samples: int) -> list[slice]:
+    """All samples in even parts, each so small that the rounding error of a sum over it is paid for (docs/noise.md)."""
+    count = max(1, -(-samples // CHUNK_ROWS))
+    size = max(1, -(-samples // count))
+    return [slice(start, min(start + size, samples)) for start in range(0, max(1, samples), size)]
+
+
+def sum_of_blocks(samples: int, part: Callable[[slice], Tensor]) -> Tensor:
+    """The sum of ``part(rows)`` over `blocks`; what ``part`` returns must be new memory."""
+    first, *others = blocks(samples)
+    total = part(first)
+    for rows in others:
+        total += part(rows)
+    return total
+
+
 def zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """A copy whose given rows (a boolean mask) are exactly zero, whatever was there: 0 * inf must not survive."""
     return tensor.masked_fill(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
@@ -119,7 +137,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """``sum_i weights[i] * gradient_i``, of this contribution's shape. Dropped samples count as zero."""
+        """``sum_i weights[i] * gradient_i``, of this contribution's shape, in new memory. Dropped samples count as zero."""
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Add the weighted sum to an accumulator of this contribution's shape, in place."""
@@ -165,7 +183,8 @@ class ExplicitContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         gradients = self._all()
-        return (weights.to(gradients.dtype) @ gradients.flatten(1)).view(gradients.shape[1:])
+        flat, weights = gradients.flatten(1), weights.to(gradients.dtype)
+        return sum_of_blocks(len(flat), lambda rows: weights[rows] @ flat[rows]).view(gradients.shape[1:])
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples

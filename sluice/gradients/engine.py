@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
-from sluice.gradients.chunk import Chunk
+from sluice.gradients.chunk import Chunk, empty_accumulator
 from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
@@ -21,6 +21,7 @@ from sluice.gradients.probe import Axes
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_mixing
 from sluice.gradients.vmap import VmapRule
+from sluice.mechanism.rounding_error import BLOCK_ROWS, CHUNK_ROWS
 
 Scaling = Callable[[Tensor], Tensor]
 
@@ -71,10 +72,12 @@ class PerSampleGradients:
 
     def zeros(self) -> dict[str, Tensor]:
         """Empty accumulators for `Chunk.add_weighted_sum`: parameter name to tensor, at least float32."""
-        return {
-            name: torch.zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
-            for p, name in self._names.items()
-        }
+        return self.completed({})
+
+    def completed(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sums, with zeros for parameters that have none, in the order of the model's parameters."""
+        found = {name: (sums.get(name), p) for p, name in self._names.items()}
+        return {name: empty_accumulator(p) if value is None else value for name, (value, p) in found.items()}
 
     def chunks(self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False) -> Iterator[Chunk]:
         """Run the batch chunk by chunk. Memory does not grow with the batch; stop whenever you have seen enough.
@@ -107,18 +110,26 @@ class PerSampleGradients:
 
         ``scaling`` is given the norms of one chunk after the other, so a weight may depend on its own norm only.
         """
-        total = self.zeros()
+        total: dict[str, Tensor] = {}
         norms = []
         for chunk in self.chunks(x, y, loss):
             norms.append(chunk.norms)
             chunk.add_weighted_sum(scaling(chunk.norms), into=total)
             del chunk  # else its memory would be held while the next one runs
-        return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), total
+        return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), self.completed(total)
 
     @property
     def chunk_rows(self) -> int:
         """How many samples go through the model at once."""
         return self._chunk_size
+
+    def rows_per_sum(self, rows: int) -> int:
+        """How many gradients are added up at once in chunks of so many rows: what the rounding error of sums grows with."""
+        return min(CHUNK_ROWS, rows) if self._sums_in_blocks and rows <= BLOCK_ROWS else rows
+
+    @property
+    def _sums_in_blocks(self) -> bool:
+        return all(unit.rule.sums_in_blocks for unit in self._units.values())
 
     @property
     def _device(self) -> torch.device:
@@ -137,7 +148,9 @@ class PerSampleGradients:
         prepared = self._preparation.prepare(x)
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
-            prepared.layout.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
+            prepared.layout.bytes_per_sample,
+            sequential=any(isinstance(module, nn.RNNBase) for module in self._units),
+            most=BLOCK_ROWS if self._sums_in_blocks else CHUNK_ROWS,
         )
         if self._expected_batch_size is not None:
             self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)

@@ -106,6 +106,9 @@ class Rule(ABC):
     #: Whether the module itself says where the samples are (``batch_first``); else its inputs are checked to have
     #: the samples on ``call.batch_axis``.
     owns_batch_axis: ClassVar[bool] = False
+    #: Whether weighted sums are made of parts that are small enough for the noise to pay for their rounding, however many
+    #: samples a chunk has (`sluice.gradients.contributions.blocks`). Chunks of models with other rules are small.
+    sums_in_blocks: ClassVar[bool] = False
 
     def unsupported(self, module: nn.Module) -> str | None:
         """Why this module cannot be handled by this rule (the vmap fallback takes it then), or None."""

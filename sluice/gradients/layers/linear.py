@@ -10,6 +10,8 @@ from sluice.gradients.rules import Call, Rule, register
 
 
 class LinearRule(Rule):
+    sums_in_blocks = True
+
     def record(self, module: nn.Linear, call: Call) -> Tensor:
         z, tap = call.tap(call.output)
 
