@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.native import kernels
+from sluice.gradients.native import rows as row_kernels
 from sluice.gradients.native.loading import library
 
 
@@ -117,7 +118,7 @@ def test_rows_are_added_in_any_number_of_threads(count: int, width: int, table: 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        kernels.add_rows(rows, tokens, samples, weights, into=into)
+        row_kernels.add_rows(rows, tokens, weights[samples], into=into)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(into.double(), expected, rtol=1e-5, atol=1e-5)
@@ -127,8 +128,12 @@ def test_rows_are_added_in_any_number_of_threads(count: int, width: int, table: 
 @needs_kernels
 def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
     with pytest.raises(AssertionError, match="compiled kernel"):
-        kernels.add_rows(
-            torch.ones(1, 2), torch.tensor([token]), torch.tensor([sample]), torch.ones(2), into=torch.zeros(3, 2)
+        row_kernels.add_rows(
+            torch.ones(2, 2),
+            torch.tensor([token]),
+            torch.ones(1),
+            into=torch.zeros(3, 2),
+            sources=torch.tensor([sample]),
         )
 
 

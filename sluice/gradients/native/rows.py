@@ -1,0 +1,129 @@
+"""Embedding tables by compiled kernels: sums of rows, norms of gradients, weighted sums. See `kernels`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sluice.gradients.native.kernels import available, require, succeed
+from sluice.gradients.native.loading import loaded_library
+
+#: What a kernel returns for an id that the table does not have.
+_OUT_OF_RANGE = 2
+#: An id that no table can have.
+_NO_ID = -(2**63)
+
+
+def list_entries(matrix: Tensor, *, padding: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of an integer matrix ``[n, columns]`` as one list, those that are ``padding`` left out.
+
+    Returns (values, the row of each, where each row begins and the last one ends: ``[n + 1]``), all int64.
+    """
+    matrix = matrix.contiguous()
+    n, columns = matrix.shape
+    require(matrix.dtype in (torch.int32, torch.int64) and matrix.device.type == "cpu")
+    # The kernel writes an entry before it knows whether to keep it, so there is one place more than entries.
+    values, rows = (torch.empty(n * columns + 1, dtype=torch.int64) for _ in range(2))
+    offsets = torch.empty(n + 1, dtype=torch.int64)
+    loaded_library().list_entries(
+        *(n, columns, matrix.data_ptr(), matrix.element_size(), _NO_ID if padding is None else padding),
+        *(values.data_ptr(), rows.data_ptr(), offsets.data_ptr()),
+    )
+    count = int(offsets[-1])
+    return values[:count], rows[:count], offsets
+
+
+def bag_forward(
+    table: Tensor, ids: Tensor, offsets: Tensor, *, factors: Tensor | None, scales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Sums of rows of a table, ``[n, width]``, and the squared norms of their gradients.
+
+    The second is the squared norm of a sample's gradient over that of the derivative at its output, ``[n]``, float64.
+
+    Args:
+        table: ``[rows, width]``; any strides.
+        ids: ``[lookups]``, integers.
+        offsets: ``[n + 1]``, where each sample's lookups begin, and where the last one's end.
+        factors: ``[lookups]``, what each row is multiplied with; None for ones.
+        scales: ``[n]``, what each sum is multiplied with; None for ones.
+
+    Raises:
+        IndexError: if the table has no such row.
+    """
+    n, width = offsets.shape[0] - 1, table.shape[1]
+    require(available(table) and table.dim() == 2 and _is_index(ids, ids.shape[0]))
+    _require_spans(offsets, ids.shape[0])
+    for given, count in ((factors, ids.shape[0]), (scales, n)):
+        require(given is None or (available(given) and given.shape == (count,) and given.is_contiguous()))
+    output, squares = table.new_empty(n, width), torch.empty(n, dtype=torch.float64)
+    failed = loaded_library().bag_forward(
+        *(n, width, table.shape[0], table.data_ptr(), table.stride(0), table.stride(1)),
+        *(ids.data_ptr(), offsets.data_ptr(), _address(factors), _address(scales)),
+        *(output.data_ptr(), squares.data_ptr(), torch.get_num_threads()),
+    )
+    if failed == _OUT_OF_RANGE:
+        raise IndexError(f"an index is outside a table of {table.shape[0]} rows")
+    succeed(failed)
+    return output, squares
+
+
+def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+    """Squared norms of samples' gradients, ``[n]``, float64: rows with the same id are added up first.
+
+    Args:
+        rows: ``[lookups, width]``, one for each lookup.
+        ids: ``[lookups]``, integers, none of them negative.
+        offsets: as for `bag_forward`.
+    """
+    rows = rows.contiguous()
+    count, width = rows.shape
+    n = offsets.shape[0] - 1
+    require(available(rows) and _is_index(ids, count) and (count == 0 or int(ids.min()) >= 0))
+    _require_spans(offsets, count)
+    squares = torch.empty(n, dtype=torch.float64)
+    failed = loaded_library().row_norms(
+        *(n, width, rows.data_ptr(), ids.data_ptr(), offsets.data_ptr(), squares.data_ptr(), torch.get_num_threads())
+    )
+    succeed(failed)
+    return squares
+
+
+def add_rows(rows: Tensor, ids: Tensor, scales: Tensor, *, into: Tensor, sources: Tensor | None = None) -> None:
+    """``into[ids[k]] += scales[k] * rows[sources[k]]`` for all k, in place; rounded once for each row of ``into``.
+
+    Args:
+        rows: ``[any, width]``.
+        ids: ``[lookups]``, integers, rows of ``into``.
+        scales: ``[lookups]``.
+        into: ``[rows of the table, width]``; any strides.
+        sources: ``[lookups]``, integers, rows of ``rows``; None if there is a row for each lookup, in order.
+    """
+    rows, scales = rows.contiguous(), scales.contiguous()
+    count, width = ids.shape[0], rows.shape[1]
+    require(available(rows, scales, into) and scales.shape == (count,))
+    require(into.dim() == 2 and into.shape[1] == width)
+    for index, end in ((ids, into.shape[0]), (sources, rows.shape[0])):
+        if index is not None:
+            require(_is_index(index, count))
+            low, high = torch.aminmax(index) if count else (0, -1)
+            require(int(low) >= 0 and int(high) < end)
+    require(sources is not None or rows.shape[0] == count)
+    failed = loaded_library().add_rows(
+        *(count, width, into.shape[0], rows.data_ptr(), _address(sources)),
+        *(ids.data_ptr(), scales.data_ptr(), into.data_ptr(), into.stride(0), into.stride(1), torch.get_num_threads()),
+    )
+    succeed(failed)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _is_index(index: Tensor, count: int) -> bool:
+    in_memory = index.device.type == "cpu" and index.is_contiguous()
+    return index.shape == (count,) and index.dtype is torch.int64 and in_memory
+
+
+def _require_spans(offsets: Tensor, count: int) -> None:
+    require(_is_index(offsets, offsets.shape[0]) and offsets.shape[0] > 0)
+    require(int(offsets[0]) == 0 and int(offsets[-1]) == count and bool((offsets[1:] >= offsets[:-1]).all()))
