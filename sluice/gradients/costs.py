@@ -75,19 +75,24 @@ def kernel_for(geometry: Geometry, *, then_sum: bool, compiled: bool = False) ->
 
 
 def chunk_size(bytes_per_sample: int, *, sequential: bool, most: int = CHUNK_ROWS) -> int:
-    """How many samples go through the model at once: a power of two from 64 to 256, or ``most``, if that is more.
+    """How many samples go through the model at once: a power of two from 64 to 256; up to ``most``, where that is more.
 
     What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
-    matrix products too small. Recurrent layers take many small steps one after the other (``sequential``), for which
-    only many samples make up. Where chunks may be larger than 256, ``most`` is taken if that many samples keep at most
-    32 MB: such layers are so quick that what every chunk costs beside the arithmetic counts.
+    matrix products too small, and more than 256 gain little, but for layers so quick that what every chunk costs
+    beside the arithmetic counts: those that allow larger chunks. Recurrent layers take many small steps one after the
+    other (``sequential``), for which only many samples make up.
     """
-    if most > CHUNK_ROWS and most * bytes_per_sample <= 32 * 2**20:
-        return most
     if sequential:
         return CHUNK_ROWS
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
+    if fitting > CHUNK_ROWS and most > CHUNK_ROWS:
+        return min(most, fitting * 5 // 4)
     return min(CHUNK_ROWS, max(64, 1 << (fitting.bit_length() - 1)))
+
+
+def even_rows(samples: int, *, most: int) -> int:
+    """The size of the parts, at most ``most``, into which so many samples can be cut evenly."""
+    return -(-samples // -(-samples // most))
 
 
 def fixed_rows(expected_batch_size: float, *, most: int) -> int:

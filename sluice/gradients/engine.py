@@ -94,10 +94,12 @@ class PerSampleGradients:
         refuse_mixing(self.module)
         prepared = self.prepare(x)
         self._preparation.check_loss(prepared, y, loss, total=self._total, reduction=self._reduction)
-        for start in range(0, size, self._chunk_size):
-            samples = slice(start, min(start + self._chunk_size, size))
+        fixed = self._expected_batch_size is not None
+        rows = self._chunk_size if fixed else costs.even_rows(size, most=self._chunk_size)
+        for start in range(0, size, rows):
+            samples = slice(start, min(start + rows, size))
             part = take((x, y), samples)
-            part_x, part_y = part if self._expected_batch_size is None else padded(part, self._chunk_size)
+            part_x, part_y = padded(part, rows) if fixed else part
             yield self._run(self.arranged(part_x), part_y, loss, samples=samples, keep=not norms_only)
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
