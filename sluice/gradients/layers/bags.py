@@ -50,16 +50,24 @@ class BagContribution(RowContribution):
         gradients = super().per_sample(samples)
         return gradients.transpose(1, 2) if self._transposed else gradients
 
-    def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
+    def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
         if len(self._pieces) > 1:
-            super().add_weighted_sum(weights, into=into)
+            super()._add(weights, into=into, fresh=fresh)
             return
         _, lookups, _ = self._pieces[0]
         scales = weights[lookups.samples]
         if lookups.factors is not None:
             scales = scales * lookups.factors
         table = into.t() if self._transposed else into
-        add_rows(self._gradient(), lookups.tokens, scales, into=table, compiled=self._compiled, sources=lookups.samples)
+        add_rows(
+            self._gradient(),
+            lookups.tokens,
+            scales,
+            into=table,
+            fresh=fresh,
+            compiled=self._compiled,
+            sources=lookups.samples,
+        )
 
     def merged(self, other: Contribution) -> Contribution | None:
         return None if self._transposed else super().merged(other)

@@ -162,14 +162,19 @@ class RowContribution(Contribution):
         return gradients.index_put_(where, rows[inside], accumulate=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = working(self.parameter.new_zeros(self.parameter.shape))
-        self.add_weighted_sum(weights, into=total)
+        total = torch.empty_like(working(self.parameter), memory_format=torch.contiguous_format)
+        self._add(weights, into=total, fresh=True)
         return total
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Only rows that were used are touched: a large table costs no more than a small one."""
+        self._add(weights, into=into, fresh=False)
+
+    def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
         lookups, rows = self._lookups_and_rows()
-        add_rows(rows, lookups.tokens, weights[lookups.samples], into=into, compiled=self._compiled)
+        add_rows(
+            rows, lookups.tokens, weights[lookups.samples], into=into, fresh=fresh, compiled=self._compiled
+        )
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples
@@ -185,16 +190,28 @@ class RowContribution(Contribution):
 
 
 def add_rows(
-    rows: Tensor, tokens: Tensor, scales: Tensor, *, into: Tensor, compiled: bool, sources: Tensor | None = None
+    rows: Tensor,
+    tokens: Tensor,
+    scales: Tensor,
+    *,
+    into: Tensor,
+    fresh: bool,
+    compiled: bool,
+    sources: Tensor | None = None,
 ) -> None:
     """``into[tokens[k]] += scales[k] * rows[sources[k]]``, in place; without ``sources`` there is a row for each k.
 
     What goes to one row of the table is added up in double precision and rounded once, so that the error does not grow
     with the number of samples that share a word (docs/noise.md, section 6).
+
+    Args:
+        fresh: ``into`` has nothing in it yet and counts as zero.
     """
     if compiled and kernels.available(rows, into):
-        row_kernels.add_rows(rows, tokens, scales.to(rows.dtype), into=into, sources=sources)
+        row_kernels.add_rows(rows, tokens, scales.to(rows.dtype), into=into, sources=sources, fresh=fresh)
         return
+    if fresh:
+        into.zero_()
     used, places = torch.unique(tokens, return_inverse=True)
     each = rows if sources is None else rows[sources]
     sums = rows.new_zeros(used.shape[0], rows.shape[1], dtype=torch.float64)

@@ -180,11 +180,12 @@ int row_norms(
 /*
  * into[ids[k]] += scales[k] * rows[sources[k]] for all k; sources may be null, for k itself. All that goes to one row of the table
  * is added up in double precision first, in the order of k, and rounded once. Each thread sees to its own rows of the table, so
- * the result does not depend on their number. Entry (r, j) of the table is at r * row_step + j * column_step.
+ * the result does not depend on their number. Entry (r, j) of the table is at r * row_step + j * column_step. If fresh is set, the
+ * table has nothing in it yet, and rows that nothing goes to become zero.
  */
 int add_rows(
     int64_t count, int64_t width, int64_t table_rows, const float *rows, const int64_t *sources, const int64_t *ids,
-    const float *scales, float *into, int64_t row_step, int64_t column_step, int threads
+    const float *scales, float *into, int64_t row_step, int64_t column_step, int fresh, int threads
 ) {
     int failed = 0;
     int64_t *starts = calloc((size_t)table_rows + 1, sizeof(int64_t)), *order = malloc((size_t)(count + 1) * sizeof(int64_t));
@@ -208,7 +209,11 @@ int add_rows(
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < table_rows; row++) {
             int64_t first = row ? starts[row - 1] : 0, end = starts[row];
-            if (first == end || !sum) continue;
+            float *to = into + row * row_step;
+            if (!sum) continue;
+            if (fresh && column_step == 1) memset(to, 0, (size_t)width * sizeof(float));
+            for (int64_t j = 0; fresh && column_step != 1 && j < width; j++) to[j * column_step] = 0;
+            if (first == end) continue;
             memset(sum, 0, (size_t)width * sizeof(double));
             for (int64_t place = first; place < end; place++) {
                 int64_t k = order[place], next = order[smaller(place + AHEAD, count - 1)];
@@ -217,7 +222,6 @@ int add_rows(
                 double scale = scales[k];
                 for (int64_t j = 0; j < width; j++) sum[j] += scale * from[j];
             }
-            float *to = into + row * row_step;
             if (column_step == 1)
                 for (int64_t j = 0; j < width; j++) to[j] = (float)(to[j] + sum[j]);
             else

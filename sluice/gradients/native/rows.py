@@ -88,7 +88,9 @@ def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
     return squares
 
 
-def add_rows(rows: Tensor, ids: Tensor, scales: Tensor, *, into: Tensor, sources: Tensor | None = None) -> None:
+def add_rows(
+    rows: Tensor, ids: Tensor, scales: Tensor, *, into: Tensor, sources: Tensor | None = None, fresh: bool = False
+) -> None:
     """``into[ids[k]] += scales[k] * rows[sources[k]]`` for all k, in place; rounded once for each row of ``into``.
 
     Args:
@@ -97,6 +99,7 @@ def add_rows(rows: Tensor, ids: Tensor, scales: Tensor, *, into: Tensor, sources
         scales: ``[lookups]``.
         into: ``[rows of the table, width]``; any strides.
         sources: ``[lookups]``, integers, rows of ``rows``; None if there is a row for each lookup, in order.
+        fresh: ``into`` has nothing in it yet and counts as zero.
     """
     rows, scales = rows.contiguous(), scales.contiguous()
     count, width = ids.shape[0], rows.shape[1]
@@ -110,7 +113,8 @@ def add_rows(rows: Tensor, ids: Tensor, scales: Tensor, *, into: Tensor, sources
     require(sources is not None or rows.shape[0] == count)
     failed = loaded_library().add_rows(
         *(count, width, into.shape[0], rows.data_ptr(), _address(sources)),
-        *(ids.data_ptr(), scales.data_ptr(), into.data_ptr(), into.stride(0), into.stride(1), torch.get_num_threads()),
+        *(ids.data_ptr(), scales.data_ptr(), into.data_ptr(), into.stride(0), into.stride(1)),
+        *(fresh, torch.get_num_threads()),
     )
     succeed(failed)
 
