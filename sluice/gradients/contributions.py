@@ -62,13 +62,15 @@ def squared_norms(rows: Tensor) -> Tensor:
     return squares
 
 
-def squared_norms_of_products(a: Tensor, b: Tensor) -> Tensor:
+def squared_norms_of_products(a: Tensor, b: Tensor, *, of_a: Tensor | None = None) -> Tensor:
     """``|a_i|^2 |b_i|^2`` for each row i, in float64: squared norms of the matrices that two vectors span.
+
+    Those of ``a`` may be given as ``of_a``, float64, if they are known from single precision.
 
     Squares of numbers below 1e-19 leave single precision. That matters only where the other vector is large, and such
     rows, which are rare, are taken in double precision.
     """
-    first, second = squared_norms(a), squared_norms(b)
+    first, second = squared_norms(a) if of_a is None else of_a.clone(), squared_norms(b)
     lost = ((first < 1e-34) & (second > 1e10)) | ((second < 1e-34) & (first > 1e10))
     if bool(lost.any()):
         first[lost] = torch.linalg.vector_norm(a[lost].flatten(1).double(), dim=1).square_()

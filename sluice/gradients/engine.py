@@ -68,6 +68,7 @@ class PerSampleGradients:
             module, units=self._units, axes=axes, watch=self._watch, names=self._names, options=self.options
         )
         self._channels_last = False
+        self._is_prepared = False
         self._chunk_size = self.options.chunk_size or 64
 
     def zeros(self) -> dict[str, Tensor]:
@@ -79,7 +80,9 @@ class PerSampleGradients:
         found = {name: (sums.get(name), p) for p, name in self._names.items()}
         return {name: empty_accumulator(p) if value is None else value for name, (value, p) in found.items()}
 
-    def chunks(self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False) -> Iterator[Chunk]:
+    def chunks(
+        self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False, samples: int | None = None
+    ) -> Iterator[Chunk]:
         """Run the batch chunk by chunk. Memory does not grow with the batch; stop whenever you have seen enough.
 
         Args:
@@ -87,8 +90,9 @@ class PerSampleGradients:
             y: whatever the loss takes beside the output: tensors, samples first, or None.
             loss: ``loss(output, y)``, see ``loss_reduction``.
             norms_only: no weighted sum will be asked for (a hint; asking nevertheless works).
+            samples: how many samples there are, if fewer than rows: the others, at the end, only fill up the last chunk.
         """
-        size = batch_size((x, y))
+        size = batch_size((x, y)) if samples is None else samples
         if size == 0:
             return
         refuse_mixing(self.module)
@@ -97,10 +101,10 @@ class PerSampleGradients:
         fixed = self._expected_batch_size is not None
         rows = self._chunk_size if fixed else costs.even_rows(size, most=self._chunk_size)
         for start in range(0, size, rows):
-            samples = slice(start, min(start + rows, size))
-            part = take((x, y), samples)
+            stop = min(start + rows, size)
+            part = take((x, y), slice(start, stop if samples is None else start + rows))
             part_x, part_y = padded(part, rows) if fixed else part
-            yield self._run(self.arranged(part_x), part_y, loss, samples=samples, keep=not norms_only)
+            yield self._run(self.arranged(part_x), part_y, loss, samples=slice(start, stop), keep=not norms_only)
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
         """Gradient norm of each sample of the batch. An empty batch has none."""
@@ -125,6 +129,11 @@ class PerSampleGradients:
         """How many samples go through the model at once."""
         return self._chunk_size
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the model has seen a batch, on which `chunk_rows` depends."""
+        return self._is_prepared
+
     def rows_per_sum(self, rows: int) -> int:
         """How many gradients are added up at once in chunks of so many rows: what the rounding error of sums grows with."""
         return min(CHUNK_ROWS, rows) if self._sums_in_blocks and rows <= BLOCK_ROWS else rows
@@ -148,6 +157,7 @@ class PerSampleGradients:
             rows: how many samples will go through the model at once; None for `chunk_rows`.
         """
         prepared = self._preparation.prepare(x)
+        self._is_prepared = True
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
             prepared.layout.bytes_per_sample,

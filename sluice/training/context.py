@@ -27,7 +27,7 @@ class TrainingContext:
 
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
-        piece_size: this many records at most are read at once.
+        piece_size: this many records at most are read at once, but by `chunks`, which reads chunks.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
 
@@ -69,10 +69,12 @@ class TrainingContext:
             Chunks have one fixed shape and records stand in them at random: one record more or less changes two of them
             (`sluice.mechanism.rounding_error`).
         """
-        rows = self.gradients.chunk_rows
-        size = max(self.piece_size // rows * rows, min(rows, self.piece_size))
-        for x, y in self.pairs(self.noise.random_order(indices), size=size):
-            yield from self.gradients.chunks(x, y, loss)
+        order = self.noise.random_order(indices)
+        if len(order) and not self.gradients.is_prepared:
+            self.gradients.prepare(next(self.pairs(order[:1]))[0])  # how many rows chunks have depends on a record's shape
+        for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
+            x, y = split_pair(piece)
+            yield from self.gradients.chunks(x, y, loss, samples=samples)
 
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""
