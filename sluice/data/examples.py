@@ -66,6 +66,10 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
         """The shape of one record as a model sees it."""
         return tuple(self.batch([])[0].shape[1:])
 
+    def digested_inputs_at(self, indices: Tensor) -> Tensor:
+        """What stands for the inputs at these positions in `digests`."""
+        return self.inputs_at(indices)
+
     def digests(self) -> list[bytes]:
         """The sha256 of each record: of its inputs as a model sees them, and of its label.
 
@@ -73,7 +77,7 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
         """
         found = []
         for positions in torch.arange(len(self)).split(_HASHED_AT_ONCE):
-            inputs, labels = (tensor.cpu() for tensor in self.batch(positions))
+            inputs, labels = self.digested_inputs_at(positions).cpu(), self.labels[positions].cpu()
             kind = f"sluice record, version 1: {inputs.dtype} {tuple(inputs.shape[1:])}\n".encode()
             rows = inputs.reshape(len(inputs), -1).contiguous().view(torch.uint8).numpy()
             pairs = zip(rows, labels.tolist(), strict=True)

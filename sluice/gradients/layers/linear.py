@@ -92,6 +92,9 @@ class NarrowLinearRule(LinearRule):
 
     replaces_forward = True
 
+    def variant(self, module: nn.Module) -> Rule:
+        return self
+
     def record(self, module: nn.Linear, call: Call) -> Tensor:
         a = call.argument(0, "input")
         if not _is_plain(a, module, call):

@@ -99,7 +99,8 @@ def _load(file: Path) -> ctypes.CDLL:
         *(_integer, _integer, _integer, _pointer, _integer, _integer),
         *(_pointer, _pointer, _pointer, _pointer, _pointer, _pointer, ctypes.c_int),
     ]
-    loaded.list_entries.restype = None
+    loaded.pad_lists.restype = loaded.list_entries.restype = None
+    loaded.pad_lists.argtypes = [_integer, _integer, *[_pointer] * 4]
     loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 3]
     loaded.row_norms.argtypes = [_integer, _integer, *[_pointer] * 4, ctypes.c_int]
     loaded.add_rows.argtypes = [*[_integer] * 3, *[_pointer] * 5, _integer, _integer, ctypes.c_int, ctypes.c_int]

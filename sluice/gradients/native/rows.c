@@ -66,6 +66,17 @@ void list_entries(
     offsets[n] = count;
 }
 
+/* The lists values[offsets[indices[i]]] ... of n indices as rows of one length, filled up with -1. */
+void pad_lists(
+    int64_t n, int64_t length, const int32_t *values, const int64_t *offsets, const int64_t *indices, int32_t *rows
+) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t first = offsets[indices[i]], count = offsets[indices[i] + 1] - first;
+        memcpy(rows + i * length, values + first, (size_t)count * sizeof(int32_t));
+        memset(rows + i * length + count, -1, (size_t)(length - count) * sizeof(int32_t));
+    }
+}
+
 /*
  * For each sample i, scales[i] times the sum of factors[k] * table[ids[k]] over its lookups k = offsets[i] ... offsets[i + 1] - 1.
  * factors and scales may be null, for ones.

@@ -33,6 +33,30 @@ def list_entries(matrix: Tensor, *, padding: int | None) -> tuple[Tensor, Tensor
     return values[:count], rows[:count], offsets
 
 
+def pad_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) -> Tensor:
+    """Some of the lists that ``offsets`` cuts ``values`` into, as rows of one length, ``[n, length]``, filled up with -1.
+
+    Args:
+        values: int32.
+        offsets: where each list begins, and where the last one ends, int64.
+        indices: which lists, int64.
+        length: that of the longest list at least.
+    """
+    count = indices.shape[0]
+    require(values.dtype is torch.int32 and values.dim() == 1 and values.is_contiguous() and values.device.type == "cpu")
+    _require_spans(offsets, values.shape[0])
+    require(_is_index(indices, count))
+    if count:
+        low, high = torch.aminmax(indices)
+        require(int(low) >= 0 and int(high) < offsets.shape[0] - 1)
+        require(int((offsets[indices + 1] - offsets[indices]).max()) <= length)
+    rows = torch.empty(count, length, dtype=torch.int32)
+    loaded_library().pad_lists(
+        count, length, values.data_ptr(), offsets.data_ptr(), indices.data_ptr(), rows.data_ptr()
+    )
+    return rows
+
+
 def bag_forward(
     table: Tensor, ids: Tensor, offsets: Tensor, *, factors: Tensor | None, scales: Tensor | None
 ) -> tuple[Tensor, Tensor]:
