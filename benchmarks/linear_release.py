@@ -149,9 +149,7 @@ def dense_loop(data: TensorExamples, batch: int, loops: ctypes.CDLL) -> Callable
     def run() -> None:
         indices = torch.randperm(RECORDS)[:batch]
         pointers = (t.data_ptr() for t in (inputs, indices, data.labels, weights, block, part, into))
-        loops.dense(
-            *map(ctypes.c_int64, (batch, width, CLASSES)), *map(ctypes.c_void_p, pointers)
-        )
+        loops.dense(*map(ctypes.c_int64, (batch, width, CLASSES)), *map(ctypes.c_void_p, pointers))
         with_noise(into)
 
     return run

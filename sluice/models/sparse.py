@@ -47,11 +47,13 @@ class SparseLinearRule(NarrowLinearRule):
         compiled = call.options.compiled
         lookups = Lookups.of(call.save(x), padding=NO_COLUMN, compiled=compiled)
         scales = scale_of(lookups.sizes(), module.weight.dtype)
-        output, lookups, squares = summed(module.weight.detach().t(), lookups, scales=scales, compiled=compiled)
+        output, squares = summed(module.weight.detach().t(), lookups, scales=scales, compiled=compiled)
         z, tap = call.tap(output if module.bias is None else output + module.bias.detach())
         if call.trainable(module.weight):
             call.contribute(
-                BagContribution(module.weight, tap, lookups, squares, compiled=compiled, transposed=True)
+                BagContribution(
+                    module.weight, tap, lookups, scales=scales, squares=squares, compiled=compiled, transposed=True
+                )
             )
         if call.trainable(module.bias):
             call.contribute(sum_over_positions(module.bias, tap, lambda gradient: gradient.unsqueeze(1)))

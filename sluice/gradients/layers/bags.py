@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ class BagContribution(RowContribution):
     """Rows that are multiples of the sample's one output gradient: neither norms nor sums need any rows.
 
     Args:
-        squares: the squared norm of a sample's gradient over that of the derivative at its output.
+        scales: what all rows of a sample are multiplied with, beside their factors, ``[n]``; None for one.
+        squares: the squared norm of a sample's gradient over that of the derivative at its output, ``[n]``.
         transposed: the parameter is the table's transpose.
     """
 
@@ -28,12 +30,16 @@ class BagContribution(RowContribution):
         parameter: Tensor,
         tap: Tap,
         lookups: Lookups,
-        squares: Tensor,
         *,
+        scales: Tensor | None,
+        squares: Tensor,
         compiled: bool,
         transposed: bool = False,
     ) -> None:
-        super().__init__(parameter, tap, lookups, lambda gradient: gradient[lookups.samples], compiled=compiled)
+        # Not a method: a contribution that refers to itself would wait for the garbage collector.
+        view = partial(_rows, lookups.samples, scales)
+        super().__init__(parameter, tap, lookups, view, compiled=compiled)
+        self._scales = scales
         self._squares = squares
         self._transposed = transposed
 
@@ -55,15 +61,11 @@ class BagContribution(RowContribution):
             super()._add(weights, into=into, fresh=fresh)
             return
         _, lookups, _ = self._pieces[0]
-        scales = weights[lookups.samples]
-        if lookups.factors is not None:
-            scales = scales * lookups.factors
-        table = into.t() if self._transposed else into
         add_rows(
-            self._gradient(),
+            _scaled(_scaled(self._gradient(), self._scales), weights),
             lookups.tokens,
-            scales,
-            into=table,
+            lookups.factors,
+            into=into.t() if self._transposed else into,
             fresh=fresh,
             compiled=self._compiled,
             sources=lookups.samples,
@@ -71,6 +73,15 @@ class BagContribution(RowContribution):
 
     def merged(self, other: Contribution) -> Contribution | None:
         return None if self._transposed else super().merged(other)
+
+
+def _scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
+    return gradient if scales is None else gradient * scales.to(gradient.dtype).unsqueeze(1)
+
+
+def _rows(samples: Tensor, scales: Tensor | None, gradient: Tensor) -> Tensor:
+    """The gradient of each lookup's row, but for its factor."""
+    return _scaled(gradient, scales)[samples]
 
 
 class LargestContribution(Contribution):
@@ -108,38 +119,38 @@ class LargestContribution(Contribution):
         self._dropped = samples
 
 
-def summed(table: Tensor, lookups: Lookups, *, scales: Tensor | None, compiled: bool) -> tuple[Tensor, Lookups, Tensor]:
+def summed(table: Tensor, lookups: Lookups, *, scales: Tensor | None, compiled: bool) -> tuple[Tensor, Tensor]:
     """Rows of a table added up for each sample, the sum times the sample's scale. No autograd.
 
-    Returns (the sums, the lookups with the scales in their factors, the squares that `BagContribution` takes).
+    Returns (the sums, the squares that `BagContribution` takes).
     """
-    scaled = lookups if scales is None else lookups.scaled(scales)
+    factors = lookups.factors
     if compiled and lookups.offsets is not None and kernels.available(table):
-        output, squares = row_kernels.bag_forward(
-            table, lookups.tokens, lookups.offsets, factors=lookups.factors, scales=scales
-        )
-        return output, scaled, squares
+        return row_kernels.bag_forward(table, lookups.tokens, lookups.offsets, factors=factors, scales=scales)
     rows = table[lookups.tokens]
-    if scaled.factors is not None:
-        rows = rows * scaled.factors.unsqueeze(1)
+    if factors is not None:
+        rows = rows * factors.unsqueeze(1)
     output = rows.new_zeros(lookups.batch_size, table.shape[1]).index_add_(0, lookups.samples, rows)
-    return output, *_squares(scaled, table)
+    return output if scales is None else output * scales.unsqueeze(1), _squares(lookups, table, scales)
 
 
-def _squares(lookups: Lookups, table: Tensor, *, by_frequency: bool = False) -> tuple[Lookups, Tensor]:
-    """The sum over distinct rows of the square of what a row is multiplied with; equal rows are added up as numbers.
+def _squares(lookups: Lookups, table: Tensor, scales: Tensor | None) -> Tensor:
+    """The sum over distinct rows of the square of what a row is multiplied with; equal rows are added up as numbers."""
+    samples, _, counts, pair = lookups.distinct(table.shape[0])
+    uses = counts.double()
+    if lookups.factors is not None:
+        uses = torch.zeros_like(uses).index_add_(0, pair, lookups.factors.double())
+    squares = uses.new_zeros(lookups.batch_size).index_add_(0, samples, uses.square())
+    return squares if scales is None else squares * scales.double().square()
 
-    By frequency, each row's gradient is divided by the number of its uses, and the lookups are the distinct ones.
-    """
+
+def _by_frequency(lookups: Lookups, table: Tensor) -> Lookups:
+    """The distinct lookups, their gradients divided by the number of their uses."""
     samples, tokens, counts, pair = lookups.distinct(table.shape[0])
-    ones = torch.ones(lookups.tokens.shape[0], dtype=table.dtype, device=table.device)
-    uses = ones if lookups.factors is None else lookups.factors
-    factors = torch.zeros(samples.shape[0], dtype=torch.float64, device=table.device).index_add_(0, pair, uses.double())
-    if by_frequency:
-        factors = factors / counts
-        lookups = Lookups(tokens=tokens, samples=samples, factors=factors.to(uses.dtype), batch_size=lookups.batch_size)
-    squares = torch.zeros(lookups.batch_size, dtype=torch.float64, device=table.device)
-    return lookups, squares.index_add_(0, samples, factors.square())
+    factors = torch.ones_like(tokens, dtype=table.dtype)
+    if lookups.factors is not None:
+        factors = torch.zeros_like(factors).index_add_(0, pair, lookups.factors.to(table.dtype)) / counts
+    return Lookups(tokens=tokens, samples=samples, factors=factors, batch_size=lookups.batch_size)
 
 
 class EmbeddingBagRule(Rule):
@@ -191,12 +202,19 @@ class EmbeddingBagRule(Rule):
         )
         if module.padding_idx is not None:
             lookups = lookups.where(lookups.tokens != module.padding_idx)
-        if module.mode == "mean":
-            lookups = lookups.scaled(
-                1 / lookups.sizes().clamp(min=1).to(torch.promote_types(module.weight.dtype, torch.float32))
+        scales = _mean_scales(module, lookups)
+        if module.scale_grad_by_freq:
+            lookups = _by_frequency(lookups, module.weight)
+        call.contribute(
+            BagContribution(
+                module.weight,
+                tap,
+                lookups,
+                scales=scales,
+                squares=_squares(lookups, module.weight, scales),
+                compiled=call.options.compiled,
             )
-        lookups, squares = _squares(lookups, module.weight, by_frequency=module.scale_grad_by_freq)
-        call.contribute(BagContribution(module.weight, tap, lookups, squares, compiled=call.options.compiled))
+        )
         return z
 
     def _record_matrix(self, module: nn.EmbeddingBag, call: Call) -> Tensor:
@@ -204,13 +222,20 @@ class EmbeddingBagRule(Rule):
         indices = call.save(call.argument(0, "input"))
         _require_one_bag_each(indices.shape[0], call)
         lookups = Lookups.of(indices, padding=module.padding_idx, compiled=True)
-        scales = 1 / lookups.sizes().clamp(min=1).float() if module.mode == "mean" else None
-        output, lookups, squares = summed(module.weight, lookups, scales=scales, compiled=True)
+        scales = _mean_scales(module, lookups)
+        output, squares = summed(module.weight, lookups, scales=scales, compiled=True)
         if not call.trainable(module.weight):
             return output
         z, tap = call.tap(output)
-        call.contribute(BagContribution(module.weight, tap, lookups, squares, compiled=True))
+        call.contribute(BagContribution(module.weight, tap, lookups, scales=scales, squares=squares, compiled=True))
         return z
+
+
+def _mean_scales(module: nn.EmbeddingBag, lookups: Lookups) -> Tensor | None:
+    """One over the number of rows in each bag, if they are averaged."""
+    if module.mode != "mean":
+        return None
+    return 1 / lookups.sizes().clamp(min=1).to(torch.promote_types(module.weight.dtype, torch.float32))
 
 
 def _has_kernel(module: nn.EmbeddingBag, call: Call) -> bool:

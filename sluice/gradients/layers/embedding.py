@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +55,6 @@ class Lookups:
         return Lookups(
             tokens=self.tokens[kept], samples=self.samples[kept], factors=factors, batch_size=self.batch_size
         )
-
-    def scaled(self, scales: Tensor) -> Lookups:
-        """Every factor multiplied by a number of its sample's."""
-        each = scales[self.samples]
-        return replace(self, factors=each if self.factors is None else self.factors * each)
 
     def sizes(self) -> Tensor:
         """How many lookups each sample has, ``[batch_size]``."""
@@ -143,7 +138,7 @@ class RowContribution(Contribution):
     def norms_squared(self, *, keep: bool) -> Tensor:
         lookups, rows = self._lookups_and_rows()
         if self._compiled and lookups.offsets is not None and kernels.available(rows):
-            return row_kernels.row_norms(rows, lookups.tokens, lookups.offsets)
+            return row_kernels.row_norms(rows, lookups.tokens, lookups.offsets, table_rows=self.parameter.shape[0])
         squares = squared_norms(rows)
         places, members, owners = lookups.repeated(self.parameter.shape[0])
         total = squares.new_zeros(lookups.batch_size)
@@ -172,9 +167,7 @@ class RowContribution(Contribution):
 
     def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
         lookups, rows = self._lookups_and_rows()
-        add_rows(
-            rows, lookups.tokens, weights[lookups.samples], into=into, fresh=fresh, compiled=self._compiled
-        )
+        add_rows(rows, lookups.tokens, weights[lookups.samples], into=into, fresh=fresh, compiled=self._compiled)
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples
@@ -192,7 +185,7 @@ class RowContribution(Contribution):
 def add_rows(
     rows: Tensor,
     tokens: Tensor,
-    scales: Tensor,
+    scales: Tensor | None,
     *,
     into: Tensor,
     fresh: bool,
@@ -208,14 +201,16 @@ def add_rows(
         fresh: ``into`` has nothing in it yet and counts as zero.
     """
     if compiled and kernels.available(rows, into):
-        row_kernels.add_rows(rows, tokens, scales.to(rows.dtype), into=into, sources=sources, fresh=fresh)
+        scales = None if scales is None else scales.to(rows.dtype)
+        row_kernels.add_rows(rows, tokens, scales, into=into, sources=sources, fresh=fresh)
         return
     if fresh:
         into.zero_()
     used, places = torch.unique(tokens, return_inverse=True)
-    each = rows if sources is None else rows[sources]
-    sums = rows.new_zeros(used.shape[0], rows.shape[1], dtype=torch.float64)
-    sums.index_add_(0, places, each.double() * scales.double().unsqueeze(1))
+    each = (rows if sources is None else rows[sources]).double()
+    if scales is not None:
+        each = each * scales.double().unsqueeze(1)
+    sums = each.new_zeros(used.shape[0], rows.shape[1]).index_add_(0, places, each)
     into.index_add_(0, used, sums.to(into.dtype))
 
 

@@ -102,7 +102,7 @@ def _load(file: Path) -> ctypes.CDLL:
     loaded.pad_lists.restype = loaded.list_entries.restype = None
     loaded.pad_lists.argtypes = [_integer, _integer, *[_pointer] * 4]
     loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 3]
-    loaded.row_norms.argtypes = [_integer, _integer, *[_pointer] * 4, ctypes.c_int]
+    loaded.row_norms.argtypes = [*[_integer] * 3, *[_pointer] * 4, ctypes.c_int]
     loaded.add_rows.argtypes = [*[_integer] * 3, *[_pointer] * 5, _integer, _integer, ctypes.c_int, ctypes.c_int]
     for kernel in (loaded.narrow_forward, loaded.narrow_sum):
         kernel.restype = None

@@ -2,51 +2,11 @@
 
 #include "tile.h"
 
-/* The ids of one sample, each with a number of its own: a hash table that is cleared for the next sample. */
-typedef struct {
-    int64_t size, count; /* places, a power of two; ids so far */
-    int64_t *ids, *numbers, *used; /* used: the places that hold an id */
-} Ids;
-
-static int make_ids(Ids *table, int64_t most) {
-    table->size = 16, table->count = 0;
-    while (table->size < 2 * most) table->size *= 2;
-    table->ids = malloc((size_t)table->size * sizeof(int64_t));
-    table->numbers = malloc((size_t)table->size * sizeof(int64_t));
-    table->used = malloc((size_t)(most + 1) * sizeof(int64_t));
-    if (table->ids) memset(table->ids, -1, (size_t)table->size * sizeof(int64_t));
-    return table->ids && table->numbers && table->used;
-}
-
-static void free_ids(Ids *table) { free(table->ids), free(table->numbers), free(table->used); }
-
-/* The number of an id, which is the count of ids before it; a new one gets the next. */
-static inline int64_t number_of(Ids *table, int64_t id) {
-    int64_t place = (int64_t)((uint64_t)id * 0x9E3779B97F4A7C15u >> 32) & (table->size - 1);
-    while (table->ids[place] != id) {
-        if (table->ids[place] < 0) {
-            table->ids[place] = id, table->numbers[place] = table->count, table->used[table->count] = place;
-            return table->count++;
-        }
-        place = (place + 1) & (table->size - 1);
-    }
-    return table->numbers[place];
-}
-
-static inline void clear_ids(Ids *table) {
-    for (int64_t k = 0; k < table->count; k++) table->ids[table->used[k]] = -1;
-    table->count = 0;
-}
-
-static int64_t longest(int64_t n, const int64_t *offsets) {
-    int64_t most = 1;
-    for (int64_t i = 0; i < n; i++)
-        if (offsets[i + 1] - offsets[i] > most) most = offsets[i + 1] - offsets[i];
-    return most;
-}
-
 enum { FAILED_MEMORY = 1, FAILED_RANGE = 2 };
-enum { AHEAD = 8 }; /* lookups whose memory is on its way */
+enum {
+    AHEAD = 8,          /* lookups whose memory is on its way */
+    SMALL_TABLE = 1 << 16 /* entries */
+};
 
 /*
  * The entries of a matrix of n rows, those that are padding left out, as one list: the values, the row of each, and where each row
@@ -90,47 +50,38 @@ int bag_forward(
     float *out, double *squares, int threads
 ) {
     int failed = 0;
-    int64_t most = longest(n, offsets);
+    for (int64_t k = 0; k < offsets[n]; k++)
+        if (ids[k] < 0 || ids[k] >= table_rows) return FAILED_RANGE;
 #pragma omp parallel num_threads(threads)
     {
-        Ids seen;
-        double *uses = malloc((size_t)most * sizeof(double));
-        int ready = make_ids(&seen, most) && uses;
-        if (!ready) {
+        double *uses = calloc((size_t)table_rows + 1, sizeof(double)); /* of each row by the present sample */
+        if (!uses) {
 #pragma omp atomic write
             failed = FAILED_MEMORY;
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n; i++) {
-            if (!ready) continue;
+            if (!uses) continue;
             float *to = out + i * width;
             memset(to, 0, (size_t)width * sizeof(float));
             for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
-                int64_t id = ids[k];
-                if (id < 0 || id >= table_rows) {
-#pragma omp atomic write
-                    failed = FAILED_RANGE;
-                    continue;
-                }
-                if (k + AHEAD < offsets[n]) soon_read(table + ids[k + AHEAD] * row_step, column_step == 1 ? width : 1);
                 float factor = factors ? factors[k] : 1;
-                const float *row = table + id * row_step;
+                const float *row = table + ids[k] * row_step;
+                if (k + AHEAD < offsets[n]) soon_read(table + ids[k + AHEAD] * row_step, column_step == 1 ? width : 1);
                 if (column_step == 1)
                     for (int64_t j = 0; j < width; j++) to[j] += factor * row[j];
                 else
                     for (int64_t j = 0; j < width; j++) to[j] += factor * row[j * column_step];
-                int64_t before = seen.count, number = number_of(&seen, id);
-                if (number == before) uses[number] = 0;
-                uses[number] += factor;
+                uses[ids[k]] += factor;
             }
-            double square = 0;
-            for (int64_t k = 0; k < seen.count; k++) square += uses[k] * uses[k];
-            clear_ids(&seen);
-            double scale = scales ? scales[i] : 1;
+            double square = 0, scale = scales ? scales[i] : 1;
+            for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
+                square += uses[ids[k]] * uses[ids[k]];
+                uses[ids[k]] = 0; /* what was used twice counts once */
+            }
             for (int64_t j = 0; scales && j < width; j++) to[j] *= scales[i];
             squares[i] = square * scale * scale;
         }
-        free_ids(&seen);
         free(uses);
     }
     return failed;
@@ -141,16 +92,17 @@ int bag_forward(
  * lookups are k = offsets[i] ... offsets[i + 1] - 1, and rows[k] is the derivative at lookup k.
  */
 int row_norms(
-    int64_t n, int64_t width, const float *rows, const int64_t *ids, const int64_t *offsets, double *squares, int threads
+    int64_t n, int64_t width, int64_t table_rows, const float *rows, const int64_t *ids, const int64_t *offsets,
+    double *squares, int threads
 ) {
     int failed = 0;
-    int64_t most = longest(n, offsets);
+    int64_t *before = malloc((size_t)(offsets[n] + 1) * sizeof(int64_t)); /* one more than the last lookup with the same id, or 0 */
+    if (!before) return FAILED_MEMORY;
 #pragma omp parallel num_threads(threads)
     {
-        Ids seen;
-        int64_t *last = malloc((size_t)most * sizeof(int64_t)), *previous = malloc((size_t)most * sizeof(int64_t));
+        int64_t *last = calloc((size_t)table_rows + 1, sizeof(int64_t)); /* one more than the last lookup of each id, or 0 */
         double *sum = malloc((size_t)width * sizeof(double));
-        int ready = make_ids(&seen, most) && last && previous && sum;
+        int ready = last && sum;
         if (!ready) {
 #pragma omp atomic write
             failed = FAILED_MEMORY;
@@ -158,20 +110,15 @@ int row_norms(
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n; i++) {
             if (!ready) continue;
-            const float *own = rows + offsets[i] * width;
-            for (int64_t k = 0; k < offsets[i + 1] - offsets[i]; k++) {
-                int64_t before = seen.count, number = number_of(&seen, ids[offsets[i] + k]);
-                previous[k] = number == before ? -1 : last[number];
-                last[number] = k;
-            }
             double square = 0;
-            for (int64_t number = 0; number < seen.count; number++) {
-                const float *row = own + last[number] * width;
-                for (int64_t j = 0; j < width; j++) sum[j] = row[j];
-                for (int64_t k = previous[last[number]]; k >= 0; k = previous[k]) {
-                    row = own + k * width;
-                    for (int64_t j = 0; j < width; j++) sum[j] += row[j];
-                }
+            for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) before[k] = last[ids[k]], last[ids[k]] = k + 1;
+            for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
+                int64_t next = last[ids[k]];
+                if (!next) continue; /* all lookups of this id have been added up */
+                last[ids[k]] = 0;
+                for (int64_t j = 0; j < width; j++) sum[j] = rows[(next - 1) * width + j];
+                while ((next = before[next - 1]))
+                    for (int64_t j = 0; j < width; j++) sum[j] += rows[(next - 1) * width + j];
                 double part[LANES] = {0};
                 int64_t whole = width / LANES * LANES;
                 for (int64_t j = 0; j < whole; j += LANES)
@@ -179,37 +126,64 @@ int row_norms(
                 for (int64_t j = whole; j < width; j++) part[0] += sum[j] * sum[j];
                 for (int64_t lane = 0; lane < LANES; lane++) square += part[lane];
             }
-            clear_ids(&seen);
             squares[i] = square;
         }
-        free_ids(&seen);
-        free(last), free(previous), free(sum);
+        free(last), free(sum);
     }
+    free(before);
     return failed;
 }
 
+/* `add_rows` for a table whose sums fit into the cache, where lookups need not be sorted first. */
+static int add_to_small_table(
+    int64_t count, int64_t width, int64_t table_rows, const float *rows, const int64_t *sources, const int64_t *ids,
+    const float *scales, float *into, int64_t row_step, int64_t column_step, int fresh
+) {
+    double *sums = calloc((size_t)(table_rows * width) + 1, sizeof(double));
+    if (!sums) return FAILED_MEMORY;
+    for (int64_t k = 0; k < count; k++) {
+        const float *from = rows + (sources ? sources[k] : k) * width;
+        double *to = sums + ids[k] * width, scale = scales ? scales[k] : 1;
+        for (int64_t j = 0; j < width; j++) to[j] += scale * from[j];
+    }
+    for (int64_t j = 0; j < width; j++)
+        for (int64_t row = 0; row < table_rows; row++) {
+            float *to = into + row * row_step + j * column_step;
+            *to = (float)(fresh ? sums[row * width + j] : *to + sums[row * width + j]);
+        }
+    free(sums);
+    return 0;
+}
+
+/* The lookups in the order of their ids, those of row r from starts[r] on; null where memory ran out. */
+static int64_t *sorted(int64_t count, int64_t table_rows, const int64_t *ids, int64_t *starts) {
+    int64_t *order = malloc((size_t)(count + 1) * sizeof(int64_t));
+    if (!order) return order;
+    for (int64_t k = 0; k < count; k++) starts[ids[k] + 1]++;
+    for (int64_t row = 0; row < table_rows; row++) starts[row + 1] += starts[row];
+    for (int64_t k = 0; k < count; k++) order[starts[ids[k]]++] = k;
+    for (int64_t row = table_rows; row > 0; row--) starts[row] = starts[row - 1];
+    starts[0] = 0;
+    return order;
+}
+
 /*
- * into[ids[k]] += scales[k] * rows[sources[k]] for all k; sources may be null, for k itself. All that goes to one row of the table
- * is added up in double precision first, in the order of k, and rounded once. Each thread sees to its own rows of the table, so
- * the result does not depend on their number. Entry (r, j) of the table is at r * row_step + j * column_step. If fresh is set, the
- * table has nothing in it yet, and rows that nothing goes to become zero.
+ * into[ids[k]] += scales[k] * rows[sources[k]] for all k; sources may be null, for k itself, and scales, for ones. All that goes to
+ * one row of the table is added up in double precision first, in the order of k, and rounded once. Each thread sees to its own
+ * rows of the table, so the result does not depend on their number. Entry (r, j) of the table is at
+ * r * row_step + j * column_step. If fresh is set, the table has nothing in it yet, and rows that nothing goes to become zero.
  */
 int add_rows(
     int64_t count, int64_t width, int64_t table_rows, const float *rows, const int64_t *sources, const int64_t *ids,
     const float *scales, float *into, int64_t row_step, int64_t column_step, int fresh, int threads
 ) {
-    int failed = 0;
-    int64_t *starts = calloc((size_t)table_rows + 1, sizeof(int64_t)), *order = malloc((size_t)(count + 1) * sizeof(int64_t));
-    if (!starts || !order) {
-        free(starts), free(order);
-        return FAILED_MEMORY;
-    }
-    for (int64_t k = 0; k < count; k++) starts[ids[k]]++;
-    for (int64_t row = 0, before = 0; row <= table_rows; row++) {
-        int64_t here = starts[row];
-        starts[row] = before, before += here;
-    }
-    for (int64_t k = 0; k < count; k++) order[starts[ids[k]]++] = k; /* starts[row] is now the end of the row's lookups */
+    if (table_rows * width <= SMALL_TABLE)
+        return add_to_small_table(
+            count, width, table_rows, rows, sources, ids, scales, into, row_step, column_step, fresh
+        );
+    int64_t *starts = calloc((size_t)table_rows + 2, sizeof(int64_t));
+    int64_t *order = starts ? sorted(count, table_rows, ids, starts) : 0;
+    int failed = order ? 0 : FAILED_MEMORY;
 #pragma omp parallel num_threads(threads)
     {
         double *sum = malloc((size_t)width * sizeof(double));
@@ -219,24 +193,21 @@ int add_rows(
         }
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < table_rows; row++) {
-            int64_t first = row ? starts[row - 1] : 0, end = starts[row];
+            if (!order || !sum) continue;
             float *to = into + row * row_step;
-            if (!sum) continue;
-            if (fresh && column_step == 1) memset(to, 0, (size_t)width * sizeof(float));
-            for (int64_t j = 0; fresh && column_step != 1 && j < width; j++) to[j * column_step] = 0;
-            if (first == end) continue;
-            memset(sum, 0, (size_t)width * sizeof(double));
-            for (int64_t place = first; place < end; place++) {
-                int64_t k = order[place], next = order[smaller(place + AHEAD, count - 1)];
-                soon_read(rows + (sources ? sources[next] : next) * width, width);
+            if (starts[row] == starts[row + 1] && !fresh) continue;
+            for (int64_t j = 0; j < width; j++) sum[j] = fresh ? 0 : to[j * column_step];
+            for (int64_t place = starts[row]; place < starts[row + 1]; place++) {
+                int64_t k = order[place], later = order[smaller(place + AHEAD, count - 1)];
                 const float *from = rows + (sources ? sources[k] : k) * width;
-                double scale = scales[k];
+                soon_read(rows + (sources ? sources[later] : later) * width, width);
+                double scale = scales ? scales[k] : 1;
                 for (int64_t j = 0; j < width; j++) sum[j] += scale * from[j];
             }
             if (column_step == 1)
-                for (int64_t j = 0; j < width; j++) to[j] = (float)(to[j] + sum[j]);
+                for (int64_t j = 0; j < width; j++) to[j] = (float)sum[j];
             else
-                for (int64_t j = 0; j < width; j++) to[j * column_step] = (float)(to[j * column_step] + sum[j]);
+                for (int64_t j = 0; j < width; j++) to[j * column_step] = (float)sum[j];
         }
         free(sum);
     }

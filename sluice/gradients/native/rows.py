@@ -43,12 +43,12 @@ def pad_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) 
         length: that of the longest list at least.
     """
     count = indices.shape[0]
-    require(values.dtype is torch.int32 and values.dim() == 1 and values.is_contiguous() and values.device.type == "cpu")
+    require(
+        values.dtype is torch.int32 and values.dim() == 1 and values.is_contiguous() and values.device.type == "cpu"
+    )
     _require_spans(offsets, values.shape[0])
-    require(_is_index(indices, count))
+    _require_within(indices, count, offsets.shape[0] - 1)
     if count:
-        low, high = torch.aminmax(indices)
-        require(int(low) >= 0 and int(high) < offsets.shape[0] - 1)
         require(int((offsets[indices + 1] - offsets[indices]).max()) <= length)
     rows = torch.empty(count, length, dtype=torch.int32)
     loaded_library().pad_lists(
@@ -91,53 +91,60 @@ def bag_forward(
     return output, squares
 
 
-def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor, *, table_rows: int) -> Tensor:
     """Squared norms of samples' gradients, ``[n]``, float64: rows with the same id are added up first.
 
     Args:
         rows: ``[lookups, width]``, one for each lookup.
-        ids: ``[lookups]``, integers, none of them negative.
+        ids: ``[lookups]``, integers below ``table_rows``.
         offsets: as for `bag_forward`.
     """
     rows = rows.contiguous()
     count, width = rows.shape
     n = offsets.shape[0] - 1
-    require(available(rows) and _is_index(ids, count) and (count == 0 or int(ids.min()) >= 0))
+    require(available(rows))
+    _require_within(ids, count, table_rows)
     _require_spans(offsets, count)
     squares = torch.empty(n, dtype=torch.float64)
     failed = loaded_library().row_norms(
-        *(n, width, rows.data_ptr(), ids.data_ptr(), offsets.data_ptr(), squares.data_ptr(), torch.get_num_threads())
+        *(n, width, table_rows, rows.data_ptr(), ids.data_ptr(), offsets.data_ptr()),
+        *(squares.data_ptr(), torch.get_num_threads()),
     )
     succeed(failed)
     return squares
 
 
 def add_rows(
-    rows: Tensor, ids: Tensor, scales: Tensor, *, into: Tensor, sources: Tensor | None = None, fresh: bool = False
+    rows: Tensor,
+    ids: Tensor,
+    scales: Tensor | None,
+    *,
+    into: Tensor,
+    sources: Tensor | None = None,
+    fresh: bool = False,
 ) -> None:
     """``into[ids[k]] += scales[k] * rows[sources[k]]`` for all k, in place; rounded once for each row of ``into``.
 
     Args:
         rows: ``[any, width]``.
         ids: ``[lookups]``, integers, rows of ``into``.
-        scales: ``[lookups]``.
+        scales: ``[lookups]``; None for ones.
         into: ``[rows of the table, width]``; any strides.
         sources: ``[lookups]``, integers, rows of ``rows``; None if there is a row for each lookup, in order.
         fresh: ``into`` has nothing in it yet and counts as zero.
     """
-    rows, scales = rows.contiguous(), scales.contiguous()
+    rows, scales = rows.contiguous(), None if scales is None else scales.contiguous()
     count, width = ids.shape[0], rows.shape[1]
-    require(available(rows, scales, into) and scales.shape == (count,))
-    require(into.dim() == 2 and into.shape[1] == width)
-    for index, end in ((ids, into.shape[0]), (sources, rows.shape[0])):
-        if index is not None:
-            require(_is_index(index, count))
-            low, high = torch.aminmax(index) if count else (0, -1)
-            require(int(low) >= 0 and int(high) < end)
-    require(sources is not None or rows.shape[0] == count)
+    require(available(rows, into) and into.dim() == 2 and into.shape[1] == width)
+    require(scales is None or (available(scales) and scales.shape == (count,)))
+    _require_within(ids, count, into.shape[0])
+    if sources is None:
+        require(rows.shape[0] == count)
+    else:
+        _require_within(sources, count, rows.shape[0])
     failed = loaded_library().add_rows(
         *(count, width, into.shape[0], rows.data_ptr(), _address(sources)),
-        *(ids.data_ptr(), scales.data_ptr(), into.data_ptr(), into.stride(0), into.stride(1)),
+        *(ids.data_ptr(), _address(scales), into.data_ptr(), into.stride(0), into.stride(1)),
         *(fresh, torch.get_num_threads()),
     )
     succeed(failed)
@@ -150,6 +157,12 @@ def _address(tensor: Tensor | None) -> int:
 def _is_index(index: Tensor, count: int) -> bool:
     in_memory = index.device.type == "cpu" and index.is_contiguous()
     return index.shape == (count,) and index.dtype is torch.int64 and in_memory
+
+
+def _require_within(index: Tensor, count: int, end: int) -> None:
+    require(_is_index(index, count))
+    low, high = torch.aminmax(index) if count else (0, -1)
+    require(int(low) >= 0 and int(high) < end)
 
 
 def _require_spans(offsets: Tensor, count: int) -> None:
