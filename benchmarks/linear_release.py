@@ -71,7 +71,7 @@ void dense(
         }
         narrow_forward(rows, inputs, classes, block, inputs, weights, 0, logits, squares, 1);
         for (int64_t r = 0; r < rows; r++) derivatives(classes, logits + r * classes, labels[indices[first + r]], squares[r]);
-        narrow_sum(rows, inputs, classes, block, inputs, logits, part, 1);
+        narrow_sum(rows, inputs, classes, rows, block, inputs, logits, part, 1);
         for (int64_t k = 0; k < classes * inputs; k++) into[k] += part[k];
     }
 }

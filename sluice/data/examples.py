@@ -15,11 +15,12 @@ from torch.utils.data import Dataset
 
 from sluice._base.errors import InputError
 from sluice.data.files import Kind
-from sluice.data.transforms import Transform
+from sluice.data.transforms import ToFloat, Transform
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
 _HASHED_AT_ONCE = 1024
+_GATHERED_BYTES = 1 << 18
 
 
 class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
@@ -119,7 +120,14 @@ class TensorExamples(Examples):
         return super().digests() if self._digests is None else self._digests
 
     def inputs_at(self, indices: Tensor) -> Tensor:
-        return self.transform(self.inputs.index_select(0, indices))
+        if not isinstance(self.transform, ToFloat):
+            return self.transform(self.inputs.index_select(0, indices))
+        # A few records at a time, so that they are still in the processor's cache when they are converted.
+        values = torch.empty((len(indices), *self.inputs.shape[1:]), dtype=torch.float32, device=self.inputs.device)
+        rows = max(1, _GATHERED_BYTES // max(1, self.inputs[:1].nbytes))
+        for places, part in zip(indices.split(rows), values.split(rows), strict=True):
+            self.transform.write(self.inputs.index_select(0, places), part)
+        return values
 
     def subset(self, indices: Indices) -> Self:
         positions = self.positions(indices)

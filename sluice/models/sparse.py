@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sluice.gradients.contributions import sum_over_positions
+from sluice.gradients.contributions import RowsContribution
 from sluice.gradients.layers.bags import BagContribution, summed
 from sluice.gradients.layers.embedding import Lookups
 from sluice.gradients.layers.linear import NarrowLinearRule
@@ -56,7 +56,7 @@ class SparseLinearRule(NarrowLinearRule):
                 )
             )
         if call.trainable(module.bias):
-            call.contribute(sum_over_positions(module.bias, tap, lambda gradient: gradient.unsqueeze(1)))
+            call.contribute(RowsContribution(module.bias, tap))
         return z
 
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from sluice.gradients.contributions import (
     Contribution,
+    RowsContribution,
     Tap,
+    block_rows,
     squared_norms_of_products,
-    sum_of_blocks,
     sum_over_positions,
     zero_rows,
 )
@@ -50,7 +51,10 @@ class LinearRule(Rule):
                 )
             )
         if call.trainable(module.bias):
-            call.contribute(sum_over_positions(module.bias, tap, by_position))
+            once = z.dim() == 2 and call.batch_axis == 0
+            call.contribute(
+                RowsContribution(module.bias, tap) if once else sum_over_positions(module.bias, tap, by_position)
+            )
         return z
 
 
@@ -69,14 +73,15 @@ class NarrowContribution(Contribution):
         return gradient if self._dropped is None else zero_rows(gradient, self._dropped)
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        return squared_norms_of_products(self._a, self._gradient(), of_a=self._squares)
+        of_b = self._tap.squares if self._dropped is None else None
+        return squared_norms_of_products(self._a, self._gradient(), of_a=self._squares, of_b=of_b)
 
     def per_sample(self, samples: slice) -> Tensor:
         return self._gradient()[samples].unsqueeze(2) * self._a[samples].unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self._gradient() * weights.to(self._a.dtype).unsqueeze(1)
-        return sum_of_blocks(len(scaled), lambda rows: narrow.weight_gradient(self._a[rows], scaled[rows]))
+        return narrow.weight_gradient(self._a, scaled, block=block_rows(len(scaled)))
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples
@@ -105,7 +110,7 @@ class NarrowLinearRule(LinearRule):
         if call.trainable(module.weight):
             call.contribute(NarrowContribution(module.weight, tap, call.save(a), squares))
         if call.trainable(module.bias):
-            call.contribute(sum_over_positions(module.bias, tap, lambda gradient: gradient.unsqueeze(1)))
+            call.contribute(RowsContribution(module.bias, tap))
         return z
 
 

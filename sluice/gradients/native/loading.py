@@ -107,7 +107,7 @@ def _load(file: Path) -> ctypes.CDLL:
     for kernel in (loaded.narrow_forward, loaded.narrow_sum):
         kernel.restype = None
     loaded.narrow_forward.argtypes = [*[_integer] * 3, _pointer, _integer, *[_pointer] * 4, ctypes.c_int]
-    loaded.narrow_sum.argtypes = [*[_integer] * 3, _pointer, _integer, _pointer, _pointer, ctypes.c_int]
+    loaded.narrow_sum.argtypes = [*[_integer] * 4, _pointer, _integer, _pointer, _pointer, ctypes.c_int]
     for kernel in (loaded.lstm_forward, loaded.lstm_backward):
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
     return loaded

@@ -97,27 +97,45 @@ static inline __attribute__((always_inline)) void add_few(
         }
 }
 
-/* into[o][k] = sum over samples i of b[i][o] * a[i][k]: the weight gradient. Each thread sees to its own columns. */
+/* to[o][k] = sum over samples i of b[i][o] * a[i][k], for some columns and up to FEW_OUTPUTS of the outputs. */
+static void sum_of_few(
+    int64_t n, int64_t columns, const float *a, int64_t a_step, int64_t outputs, const float *b, int64_t b_step,
+    float to[FEW_OUTPUTS][PART]
+) {
+    float *rows_of[FEW_OUTPUTS];
+    for (int o = 0; o < FEW_OUTPUTS; o++) rows_of[o] = to[o];
+    memset(to, 0, sizeof(float[FEW_OUTPUTS][PART]));
+    for (int64_t first = 0; first < n; first += FEW_ROWS) {
+        int64_t rows = smaller(n - first, FEW_ROWS);
+        const float *from[FEW_ROWS];
+        float factors[FEW_ROWS][FEW_OUTPUTS] = {{0}};
+        for (int64_t r = 0; r < FEW_ROWS; r++) from[r] = a + (first + (r < rows ? r : 0)) * a_step;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t o = 0; o < outputs; o++) factors[r][o] = b[(first + r) * b_step + o];
+        add_few(columns, from, factors, rows_of);
+    }
+}
+
+/*
+ * into[o][k] = sum over samples i of b[i][o] * a[i][k]: the weight gradient, as a sum of sums over block samples each. Each
+ * thread sees to its own columns.
+ */
 void narrow_sum(
-    int64_t n, int64_t inputs, int64_t outputs, const float *a, int64_t a_step, const float *b, float *into, int threads
+    int64_t n, int64_t inputs, int64_t outputs, int64_t block, const float *a, int64_t a_step, const float *b, float *into,
+    int threads
 ) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t column = 0; column < inputs; column += PART) {
         int64_t columns = smaller(inputs - column, PART);
         for (int64_t start = 0; start < outputs; start += FEW_OUTPUTS) {
             int64_t here = smaller(outputs - start, FEW_OUTPUTS);
-            float spare[PART], *to[FEW_OUTPUTS];
-            for (int64_t o = 0; o < FEW_OUTPUTS; o++) to[o] = o < here ? into + (start + o) * inputs + column : spare;
-            for (int64_t o = 0; o < here; o++) memset(to[o], 0, (size_t)columns * sizeof(float));
-            if (here < FEW_OUTPUTS) memset(spare, 0, sizeof(spare));
-            for (int64_t first = 0; first < n; first += FEW_ROWS) {
-                int64_t rows = smaller(n - first, FEW_ROWS);
-                const float *from[FEW_ROWS];
-                float factors[FEW_ROWS][FEW_OUTPUTS] = {{0}};
-                for (int64_t r = 0; r < FEW_ROWS; r++) from[r] = a + (first + (r < rows ? r : 0)) * a_step + column;
-                for (int64_t r = 0; r < rows; r++)
-                    for (int64_t o = 0; o < here; o++) factors[r][o] = b[(first + r) * outputs + start + o];
-                add_few(columns, from, factors, to);
+            float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART];
+            for (int64_t o = 0; o < here; o++) memset(to + o * inputs, 0, (size_t)columns * sizeof(float));
+            for (int64_t first = 0; first < n; first += block) {
+                const float *from = a + first * a_step + column;
+                sum_of_few(smaller(n - first, block), columns, from, a_step, here, b + first * outputs + start, outputs, sum);
+                for (int64_t o = 0; o < here; o++)
+                    for (int64_t k = 0; k < columns; k++) to[o * inputs + k] += sum[o][k];
             }
         }
     }

@@ -24,15 +24,16 @@ def forward(a: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Ten
     return output, squares
 
 
-def weight_gradient(a: Tensor, b: Tensor) -> Tensor:
-    """``b.T @ a``, ``[outputs, inputs]``. The last axis of ``a`` is contiguous."""
+def weight_gradient(a: Tensor, b: Tensor, *, block: int) -> Tensor:
+    """``b.T @ a``, ``[outputs, inputs]``, as a sum of sums over ``block`` rows. The last axis of ``a`` is contiguous."""
     b = b.contiguous()
     n, inputs = a.shape
     require(available(a, b) and b.dim() == 2 and b.shape[0] == n)
-    require(_has_rows(a))
+    require(_has_rows(a) and block > 0)
     into = a.new_empty(b.shape[1], inputs)
     loaded_library().narrow_sum(
-        n, inputs, b.shape[1], a.data_ptr(), a.stride(0), b.data_ptr(), into.data_ptr(), torch.get_num_threads()
+        *(n, inputs, b.shape[1], block, a.data_ptr(), a.stride(0), b.data_ptr(), into.data_ptr()),
+        torch.get_num_threads(),
     )
     return into
 

@@ -37,6 +37,33 @@ void pad_lists(
     }
 }
 
+/* to = the sum of factors[k] * table[ids[k]]; ids are known up to readable, which is beyond count. */
+static void add_whole_rows(
+    int64_t count, int64_t width, const float *table, int64_t row_step, const int64_t *ids, const float *factors,
+    int64_t readable, float *to
+) {
+    memset(to, 0, (size_t)width * sizeof(float));
+    for (int64_t k = 0; k < count; k++) {
+        const float *row = table + ids[k] * row_step;
+        float factor = factors ? factors[k] : 1;
+        if (k + AHEAD < readable) soon_read(table + ids[k + AHEAD] * row_step, width);
+        for (int64_t j = 0; j < width; j++) to[j] += factor * row[j];
+    }
+}
+
+/* The sum of factors[k] * column[ids[k]] of one column of a table, four parts of it at a time. */
+static float column_sum(
+    int64_t count, const float *column, int64_t row_step, const int64_t *ids, const float *factors
+) {
+    float sums[4] = {0};
+    int64_t whole = count / 4 * 4;
+    for (int64_t k = 0; k < whole; k += 4)
+        for (int64_t part = 0; part < 4; part++)
+            sums[part] += column[ids[k + part] * row_step] * (factors ? factors[k + part] : 1);
+    for (int64_t k = whole; k < count; k++) sums[0] += column[ids[k] * row_step] * (factors ? factors[k] : 1);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 /*
  * For each sample i, scales[i] times the sum of factors[k] * table[ids[k]] over its lookups k = offsets[i] ... offsets[i + 1] - 1.
  * factors and scales may be null, for ones.
@@ -63,21 +90,17 @@ int bag_forward(
         for (int64_t i = 0; i < n; i++) {
             if (!uses) continue;
             float *to = out + i * width;
-            memset(to, 0, (size_t)width * sizeof(float));
-            for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
-                float factor = factors ? factors[k] : 1;
-                const float *row = table + ids[k] * row_step;
-                if (k + AHEAD < offsets[n]) soon_read(table + ids[k + AHEAD] * row_step, column_step == 1 ? width : 1);
-                if (column_step == 1)
-                    for (int64_t j = 0; j < width; j++) to[j] += factor * row[j];
-                else
-                    for (int64_t j = 0; j < width; j++) to[j] += factor * row[j * column_step];
-                uses[ids[k]] += factor;
-            }
+            int64_t count = offsets[i + 1] - offsets[i];
+            const int64_t *own = ids + offsets[i];
+            const float *factor = factors ? factors + offsets[i] : 0;
+            if (column_step == 1) add_whole_rows(count, width, table, row_step, own, factor, offsets[n] - offsets[i], to);
+            else
+                for (int64_t j = 0; j < width; j++) to[j] = column_sum(count, table + j * column_step, row_step, own, factor);
             double square = 0, scale = scales ? scales[i] : 1;
-            for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
-                square += uses[ids[k]] * uses[ids[k]];
-                uses[ids[k]] = 0; /* what was used twice counts once */
+            for (int64_t k = 0; k < count; k++) uses[own[k]] += factor ? factor[k] : 1;
+            for (int64_t k = 0; k < count; k++) {
+                square += uses[own[k]] * uses[own[k]];
+                uses[own[k]] = 0; /* what was used twice counts once */
             }
             for (int64_t j = 0; scales && j < width; j++) to[j] *= scales[i];
             squares[i] = square * scale * scale;
@@ -85,6 +108,16 @@ int bag_forward(
         free(uses);
     }
     return failed;
+}
+
+static double square_of(int64_t width, const double *row) {
+    double parts[LANES] = {0}, square = 0;
+    int64_t whole = width / LANES * LANES;
+    for (int64_t j = 0; j < whole; j += LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) parts[lane] += row[j + lane] * row[j + lane];
+    for (int64_t j = whole; j < width; j++) square += row[j] * row[j];
+    for (int64_t lane = 0; lane < LANES; lane++) square += parts[lane];
+    return square;
 }
 
 /*
@@ -116,15 +149,10 @@ int row_norms(
                 int64_t next = last[ids[k]];
                 if (!next) continue; /* all lookups of this id have been added up */
                 last[ids[k]] = 0;
-                for (int64_t j = 0; j < width; j++) sum[j] = rows[(next - 1) * width + j];
-                while ((next = before[next - 1]))
+                memset(sum, 0, (size_t)width * sizeof(double));
+                for (; next; next = before[next - 1])
                     for (int64_t j = 0; j < width; j++) sum[j] += rows[(next - 1) * width + j];
-                double part[LANES] = {0};
-                int64_t whole = width / LANES * LANES;
-                for (int64_t j = 0; j < whole; j += LANES)
-                    for (int64_t lane = 0; lane < LANES; lane++) part[lane] += sum[j + lane] * sum[j + lane];
-                for (int64_t j = whole; j < width; j++) part[0] += sum[j] * sum[j];
-                for (int64_t lane = 0; lane < LANES; lane++) square += part[lane];
+                square += square_of(width, sum);
             }
             squares[i] = square;
         }
