@@ -112,7 +112,8 @@ class BagsOfWords:
     def listed(self, indices: Tensor) -> Tensor:
         """The columns themselves as int32, filled up with -1 to the length of the longest list of all texts.
 
-        **Guarantee.** Row i is a function of text i alone, but for its length.
+        **Guarantee.** Row i is a function of text i alone, but for how many -1 it ends with. That number depends on the
+        longest text; nothing that is released may depend on it.
         """
         return padded_lists(self.columns, self.offsets, indices, length=self.longest)
 
