@@ -19,9 +19,9 @@ CHUNK_ROWS = 256
 # Records whose gradients are added up in float32, at most, before the sum continues in float64.
 BLOCK_ROWS = 1152
 
-# Of a record's bound: the rounding error of a sum, counted for the two chunks that differ. A sum of n float32 terms has
-# an error of at most (n - 1) UNIT times the sum of their lengths; 256 terms of length 1 come to 2^-8, and adding up the
-# chunks of a block to much less.
+# Of a record's bound: the rounding error of a sum. Adding up n float32 terms of length 1 rounds n - 1 times, each time by at
+# most UNIT times what has been added up so far: n^2 / 2 UNIT in any order, or 2^-9 for 256. Two parts of a sum differ;
+# adding up the parts of a block comes to an eighth of that at most (tests/mechanism/test_rounding_error.py).
 SUM_ERROR = 2.0**-8 * (1 + 2.0**-3)
 
 # In the ordinary loop the gradient of a mean loss is divided by the number of records and multiplied with it again, which
