@@ -110,7 +110,7 @@ class Rule(ABC):
     #: samples a chunk has (`sluice.gradients.contributions.blocks`). Chunks of models with other rules are small.
     sums_in_blocks: ClassVar[bool] = False
 
-    def variant(self, module: nn.Module) -> Rule:
+    def variant(self, module: Any) -> Rule:
         """The rule for just this module, where its shape decides between several; usually this one."""
         return self
 

@@ -228,11 +228,11 @@ class EmbeddingRule(Rule):
         z, tap = call.tap(output)
         ids = call.save(call.argument(0, "input")).movedim(call.batch_axis, 0).reshape(call.batch_size, -1)
         lookups = Lookups.of(ids, padding=module.padding_idx, compiled=call.options.compiled)
-        kept = None if lookups.tokens.shape[0] == ids.numel() else (ids.reshape(-1) != module.padding_idx).nonzero()
+        padding = None if lookups.tokens.shape[0] == ids.numel() else module.padding_idx
 
         def rows(gradient: Tensor) -> Tensor:
             moved = gradient.movedim(call.batch_axis, 0).reshape(-1, module.embedding_dim)
-            return moved if kept is None else moved[kept.squeeze(1)]
+            return moved if padding is None else moved[ids.reshape(-1) != padding]
 
         call.contribute(
             RowContribution(

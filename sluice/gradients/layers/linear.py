@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ _FEW_OUTPUTS, _MANY_INPUTS = 16, 128
 class LinearRule(Rule):
     sums_in_blocks = True
 
-    def variant(self, module: nn.Module) -> Rule:
+    def variant(self, module: Any) -> Rule:
         narrow_layer = module.out_features <= _FEW_OUTPUTS and module.in_features >= _MANY_INPUTS
         return _narrow_rule if narrow_layer else self
 
@@ -97,7 +98,7 @@ class NarrowLinearRule(LinearRule):
 
     replaces_forward = True
 
-    def variant(self, module: nn.Module) -> Rule:
+    def variant(self, module: Any) -> Rule:
         return self
 
     def record(self, module: nn.Linear, call: Call) -> Tensor:
