@@ -71,9 +71,8 @@ class TrainingContext:
         """
         order = self.noise.random_order(indices)
         if len(order) and not self.gradients.is_prepared:
-            self.gradients.prepare(
-                next(self.pairs(order[:1]))[0]
-            )  # how many rows chunks have depends on a record's shape
+            # How many rows chunks have depends on the shape of a record.
+            self.gradients.prepare(next(self.pairs(order[:1]))[0])
         for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
             x, y = split_pair(piece)
             yield from self.gradients.chunks(x, y, loss, samples=samples)

@@ -112,6 +112,7 @@ static void sum_of_few(
         for (int64_t r = 0; r < FEW_ROWS; r++) from[r] = a + (first + (r < rows ? r : 0)) * a_step;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t o = 0; o < outputs; o++) factors[r][o] = b[(first + r) * b_step + o];
+        for (int64_t r = 0; r < rows && first + r + FEW_ROWS < n; r++) soon_read(from[r] + FEW_ROWS * a_step, columns);
         add_few(columns, from, factors, rows_of);
     }
 }
@@ -127,13 +128,15 @@ void narrow_sum(
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t column = 0; column < inputs; column += PART) {
         int64_t columns = smaller(inputs - column, PART);
-        for (int64_t start = 0; start < outputs; start += FEW_OUTPUTS) {
-            int64_t here = smaller(outputs - start, FEW_OUTPUTS);
-            float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART];
-            for (int64_t o = 0; o < here; o++) memset(to + o * inputs, 0, (size_t)columns * sizeof(float));
-            for (int64_t first = 0; first < n; first += block) {
-                const float *from = a + first * a_step + column;
-                sum_of_few(smaller(n - first, block), columns, from, a_step, here, b + first * outputs + start, outputs, sum);
+        for (int64_t o = 0; o < outputs; o++) memset(into + o * inputs + column, 0, (size_t)columns * sizeof(float));
+        /* All outputs of a block before the next one: its inputs are still in the cache for the second of them. */
+        for (int64_t first = 0; first < n; first += block) {
+            int64_t rows = smaller(n - first, block);
+            const float *from = a + first * a_step + column;
+            for (int64_t start = 0; start < outputs; start += FEW_OUTPUTS) {
+                int64_t here = smaller(outputs - start, FEW_OUTPUTS);
+                float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART];
+                sum_of_few(rows, columns, from, a_step, here, b + first * outputs + start, outputs, sum);
                 for (int64_t o = 0; o < here; o++)
                     for (int64_t k = 0; k < columns; k++) to[o * inputs + k] += sum[o][k];
             }
