@@ -17,7 +17,8 @@ from scipy import stats
 from sluice._base.errors import DataError, InputError
 from sluice._base.grids import bernoulli_threshold, power_of_two_below, release_grid
 from sluice.randomness import rounded_normal
-from sluice.randomness.noise import Keystream, NoiseSource, SecureNoise, SeededNoise, noisy_sum
+from sluice.randomness.keystream import Keystream
+from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise, noisy_sum
 from sluice.randomness.rounded_normal import rounded_normals, settle
 
 # Statistical tests run on fixed seeds; each would fail a correct generator about once in ten thousand seeds.
