@@ -21,6 +21,7 @@ from sluice._base import validate
 from sluice._base.errors import DataError, InputError
 from sluice._base.grids import bernoulli_threshold, power_of_two_below, release_grid
 from sluice.randomness.keystream import Keystream
+from sluice.randomness.native.kernels import workable
 from sluice.randomness.rounded_normal import Entries, rounded_normals
 
 # The grid of `NoiseSource.normal` in units of its standard deviation.
@@ -218,7 +219,7 @@ def noisy_sum(
     """
     validate.positive(noise_multiplier=noise_multiplier, sensitivity=sensitivity)
     validate.non_negative(sum_error=sum_error)
-    work = [_workable(tensor) for tensor in raw_sum]
+    work = [_work_on(tensor) for tensor in raw_sum]
     entries = Entries(work)
     if not entries.all_finite():
         raise DataError(
@@ -236,9 +237,9 @@ def noisy_sum(
     return list(raw_sum)
 
 
-def _workable(tensor: Tensor) -> Tensor:
+def _work_on(tensor: Tensor) -> Tensor:
     """The tensor itself where noise can be added to its memory, else a copy in float64."""
-    if tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous():
+    if workable(tensor):
         return tensor
     return tensor.detach().to(device="cpu", dtype=torch.float64, memory_format=torch.contiguous_format, copy=True)
 

@@ -53,15 +53,15 @@ class Entries:
     """All entries of some float32 and float64 tensors as one vector, changed in place."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._flat = [tensor.detach().view(-1) for tensor in tensors]
-        self._starts = [0, *accumulate(flat.numel() for flat in self._flat)]
+        self._tensors = tensors
+        self._starts = [0, *accumulate(tensor.numel() for tensor in tensors)]
         self.count = self._starts[-1]
-        self._vector = kernels.Vector(self._flat) if kernels.available(self.count) else None
+        self._vector = kernels.Vector(tensors, self._starts) if kernels.available(self.count) else None
 
     def all_finite(self) -> bool:
         if self._vector is not None:
             return kernels.all_finite(self._vector)
-        return all(math.isfinite(end) for flat in self._flat if flat.numel() for end in torch.aminmax(flat))
+        return all(math.isfinite(end) for each in self._tensors if each.numel() for end in torch.aminmax(each.detach()))
 
     def add_rounded_normals(self, *, scale: float, step: float, digits: Digits) -> None:
         """Replace each entry x by ``step * (rint(x / step) + rint(scale * Z))``, Z independent real standard normals.
@@ -109,9 +109,10 @@ class Entries:
 
     def _parts(self, start: int, noise: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         end = start + noise.numel()
-        for flat, (first, last) in zip(self._flat, pairwise(self._starts), strict=True):
+        for tensor, (first, last) in zip(self._tensors, pairwise(self._starts), strict=True):
             low, high = max(first, start), min(last, end)
             if low < high:
+                flat = tensor.detach().view(-1)
                 yield flat[low - first : high - first], noise[low - start : high - start]
 
 

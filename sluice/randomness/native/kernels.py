@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +37,19 @@ _KNOWN_ANSWER = "3305e36e61c48cfdfc3b3bd80e68bb8c53f5c1145ab23f26c65c07f60e1c217
 _pointer = ctypes.c_void_p
 
 
+def workable(tensor: Tensor) -> bool:
+    """Whether noise can be added to the memory of a tensor."""
+    return tensor.dtype in (torch.float32, torch.float64) and tensor.is_cpu and tensor.is_contiguous()
+
+
 class Vector(ctypes.Structure):
-    """All entries of some tensors, one after the other."""
+    """All entries of some tensors, one after the other; ``starts`` has the first one of each, and the number of all."""
 
     _fields_ = (("tensors", ctypes.c_int64), ("starts", _pointer), ("data", _pointer), ("is_double", _pointer))
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        if not all(t.dtype in (torch.float32, torch.float64) and t.is_contiguous() and t.is_cpu for t in tensors):
+    def __init__(self, tensors: Sequence[Tensor], starts: Sequence[int]) -> None:
+        if not all(map(workable, tensors)):
             raise AssertionError("tensors of the wrong type, device or strides were given to a compiled kernel")
-        starts = [0, *accumulate(tensor.numel() for tensor in tensors)]
         self.entries = starts[-1]
         # Kept for as long as C may read them.
         self._kept = (
@@ -154,5 +157,6 @@ def answer(tensors: Sequence[Tensor]) -> str:
 def _works(loaded: ctypes.CDLL) -> bool:
     """Whether it gives a known answer, to the last bit; a broken compiler must not change anybody's noise."""
     tensors, stream = known_question()
-    open_pairs = _add_rounded_normals(loaded, Vector(tensors), scale=2.0**20, step=2.0**-15, stream=stream)
+    starts = [0, tensors[0].numel(), tensors[0].numel() + tensors[1].numel()]
+    open_pairs = _add_rounded_normals(loaded, Vector(tensors, starts), scale=2.0**20, step=2.0**-15, stream=stream)
     return not open_pairs and answer(tensors) == _KNOWN_ANSWER
