@@ -46,7 +46,9 @@ class NoiseSource(ABC):
     def random_order(self, indices: Tensor) -> Tensor:
         """The same indices in a uniformly random order (two of 2^64 equal keys among 2^20 have odds of 2^-25)."""
         keys = self.side_keystream("order").read(len(indices), np.uint64)
-        return indices[torch.from_numpy(np.argsort(keys, kind="stable"))]
+        # Signed numbers in the same order: torch sorts those, and five times as fast as numpy where there are many.
+        signed = (keys ^ np.uint64(1 << 63)).view(np.int64)
+        return indices[torch.argsort(torch.from_numpy(signed), stable=True)]
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

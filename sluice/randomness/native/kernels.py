@@ -85,7 +85,7 @@ def library() -> ctypes.CDLL | None:
 
 def available(entries: int) -> bool:
     """Whether there is a kernel for this many entries."""
-    return entries // 2 * BYTES_PER_PAIR < LONGEST and library() is not None
+    return (entries + 1) // 2 * BYTES_PER_PAIR < LONGEST and library() is not None
 
 
 def all_finite(vector: Vector) -> bool:
