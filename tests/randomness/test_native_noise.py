@@ -23,7 +23,7 @@ from sluice._base import native
 from sluice.randomness.keystream import LONGEST, Keystream
 from sluice.randomness.native import kernels
 from sluice.randomness.noise import SecureNoise, SeededNoise, noisy_sum
-from sluice.randomness.rounded_normal import Entries, rounded_normals
+from sluice.randomness.rounded_normal import Digits, Entries, rounded_normals, settle
 
 ROUNDING = 2.0**-53
 KEY = bytes(range(32))
@@ -217,6 +217,24 @@ def test_digits_that_settle_come_after_all_others(monkeypatch: pytest.MonkeyPatc
     compiled, by_torch = listed
     assert 0 < len(compiled) < len(by_torch)
     assert compiled == [pair for pair in by_torch if pair in set(compiled)]
+
+
+# Streams found by search.
+@pytest.mark.parametrize(
+    ("number", "radius"), [(55584615, 9938103), (18113380, 6521463885), (84179255, 2**63 - 1486334178)]
+)
+def test_radii_beyond_the_error_bound_are_settled(number: int, radius: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watched(radius_digits: int, angle_digits: int, *, scale: float, digits: Digits) -> tuple[int, int]:
+        seen.append(radius_digits)
+        return settle(radius_digits, angle_digits, scale=scale, digits=digits)
+
+    monkeypatch.setattr("sluice.randomness.rounded_normal.settle", watched)
+    found = rounded_normals(128, scale=2.0**20, digits=Keystream(key=KEY, number=number))
+    assert seen == [radius]
+    with without_the_kernel():
+        assert torch.equal(rounded_normals(128, scale=2.0**20, digits=Keystream(key=KEY, number=number)), found)
 
 
 def raw_tensors(sizes: Sequence[int], *, step: float) -> list[Tensor]:
