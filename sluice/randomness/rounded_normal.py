@@ -12,8 +12,9 @@ there is only one right answer, and leave the keystream at the same place.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -103,17 +104,23 @@ class Entries:
 
     def _add(self, start: int, noise: Tensor, step: float) -> None:
         """Noise for the entries from one place on; what is beyond the last entry is dropped."""
-        for part, added in self._parts(start, noise):
-            steps = part.to(torch.float64).mul(1 / step).round_().clamp_(-MOST_STEPS, MOST_STEPS)
-            part.copy_(steps.add_(added).mul_(step))
+        steps = torch.empty_like(noise)
+        parts = [(part, steps[place : place + part.numel()]) for part, place in self._parts(start, noise.numel())]
+        for part, copied in parts:
+            copied.copy_(part)
+        steps.mul_(1 / step).round_().clamp_(-MOST_STEPS, MOST_STEPS).add_(noise).mul_(step)
+        for part, copied in parts:
+            part.copy_(copied)
 
-    def _parts(self, start: int, noise: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        end = start + noise.numel()
-        for tensor, (first, last) in zip(self._tensors, pairwise(self._starts), strict=True):
-            low, high = max(first, start), min(last, end)
+    def _parts(self, start: int, count: int) -> Iterator[tuple[Tensor, int]]:
+        """The pieces of tensors that hold ``count`` entries from one place on, each with its own place among them."""
+        index = bisect_right(self._starts, start) - 1
+        while index < len(self._tensors) and self._starts[index] < start + count:
+            first, last = self._starts[index], self._starts[index + 1]
+            low, high = max(first, start), min(last, start + count)
             if low < high:
-                flat = tensor.detach().view(-1)
-                yield flat[low - first : high - first], noise[low - start : high - start]
+                yield self._tensors[index].detach().view(-1)[low - first : high - first], low - start
+            index += 1
 
 
 def rounded_normals(count: int, *, scale: float, digits: Digits) -> Tensor:
