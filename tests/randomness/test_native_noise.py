@@ -180,7 +180,8 @@ def test_the_known_answer_is_that_of_torch(built: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "count"), [(0.4, 300_001), (5.0, 300_000), (2.0**15, 1_000_000), (2.0**26.7, 2_000_003), (2.0**40, 100_001)]
+    ("scale", "count"),
+    [(0.4, 300_001), (5.0, 300_000), (2.0**15, 1_000_000), (2.0**26.7, 2_000_003), (2.0**40, 100_001)],
 )
 def test_the_same_integers_as_torch(scale: float, count: int) -> None:
     streams = [Keystream(key=KEY, number=9) for _ in range(2)]
