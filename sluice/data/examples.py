@@ -15,11 +15,12 @@ from torch.utils.data import Dataset
 
 from sluice._base.errors import InputError
 from sluice.data.files import Kind
-from sluice.data.transforms import Transform
+from sluice.data.transforms import ToFloat, Transform
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
 _HASHED_AT_ONCE = 1024
+_GATHERED_BYTES = 1 << 18
 
 
 class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
@@ -66,6 +67,10 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
         """The shape of one record as a model sees it."""
         return tuple(self.batch([])[0].shape[1:])
 
+    def digested_inputs_at(self, indices: Tensor) -> Tensor:
+        """What stands for the inputs at these positions in `digests`."""
+        return self.inputs_at(indices)
+
     def digests(self) -> list[bytes]:
         """The sha256 of each record: of its inputs as a model sees them, and of its label.
 
@@ -73,7 +78,7 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
         """
         found = []
         for positions in torch.arange(len(self)).split(_HASHED_AT_ONCE):
-            inputs, labels = (tensor.cpu() for tensor in self.batch(positions))
+            inputs, labels = self.digested_inputs_at(positions).cpu(), self.labels[positions].cpu()
             kind = f"sluice record, version 1: {inputs.dtype} {tuple(inputs.shape[1:])}\n".encode()
             rows = inputs.reshape(len(inputs), -1).contiguous().view(torch.uint8).numpy()
             pairs = zip(rows, labels.tolist(), strict=True)
@@ -115,7 +120,14 @@ class TensorExamples(Examples):
         return super().digests() if self._digests is None else self._digests
 
     def inputs_at(self, indices: Tensor) -> Tensor:
-        return self.transform(self.inputs.index_select(0, indices))
+        if not isinstance(self.transform, ToFloat):
+            return self.transform(self.inputs.index_select(0, indices))
+        # A few records at a time, so that they are still in the processor's cache when they are converted.
+        values = torch.empty((len(indices), *self.inputs.shape[1:]), dtype=torch.float32, device=self.inputs.device)
+        rows = max(1, _GATHERED_BYTES // max(1, self.inputs[:1].nbytes))
+        for places, part in zip(indices.split(rows), values.split(rows), strict=True):
+            self.transform.write(self.inputs.index_select(0, places), part)
+        return values
 
     def subset(self, indices: Indices) -> Self:
         positions = self.positions(indices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -17,6 +18,8 @@ from sluice._base.errors import InputError
 from sluice._base.validate import positive_integer
 from sluice.data.examples import Examples, Indices
 from sluice.data.parsers import flatten
+from sluice.gradients.native.loading import library
+from sluice.gradients.native.rows import pad_lists
 
 PADDING, START, UNKNOWN, RANK_SHIFT = 0, 1, 2, 3
 
@@ -82,7 +85,10 @@ def padded(sequences: Sequences, *, vocabulary: int = 20_000, length: int = 80) 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BagsOfWords:
-    """For each text the set of its words, kept as column numbers; ``dense`` makes rows of length 1 of them."""
+    """For each text the set of its words, kept as column numbers.
+
+    ``dense`` makes rows of length 1 of them, ``listed`` lists of one length.
+    """
 
     columns: Tensor
     offsets: Tensor
@@ -102,6 +108,18 @@ class BagsOfWords:
         dense = torch.zeros(len(indices), self.width, device=columns.device)
         dense[rows, columns] = lengths.to(torch.float32).rsqrt()[rows]
         return dense
+
+    def listed(self, indices: Tensor) -> Tensor:
+        """The columns themselves as int32, filled up with -1 to the length of the longest list of all texts.
+
+        **Guarantee.** Row i is a function of text i alone, but for how many -1 it ends with. That number depends on the
+        longest text; nothing that is released may depend on it.
+        """
+        return padded_lists(self.columns, self.offsets, indices, length=self.longest)
+
+    @cached_property
+    def longest(self) -> int:
+        return max(1, int(self.offsets.diff().max())) if len(self) else 1
 
     def subset(self, indices: Tensor) -> BagsOfWords:
         chosen = Sequences(ids=self.columns, offsets=self.offsets).subset(indices)
@@ -128,20 +146,32 @@ def bag_of_words(sequences: Sequences, vocabulary: int, skip_commonest: int = 50
 
 
 class BagExamples(Examples):
-    """Bags of words with labels; batches are dense rows of norm 1."""
+    """Bags of words with labels; batches are dense rows of norm 1, or, if ``sparse``, lists of the columns that are not 0."""
 
-    def __init__(self, bags: BagsOfWords, labels: Tensor) -> None:
+    def __init__(self, bags: BagsOfWords, labels: Tensor, *, sparse: bool = False) -> None:
         if len(bags) != len(labels):
             raise InputError(f"bags ({len(bags)} texts) and labels ({len(labels)}) must be equal in number.")
         self.bags = bags
         self.labels = labels.to(torch.int64)
+        self.sparse = sparse
 
     def inputs_at(self, indices: Tensor) -> Tensor:
+        return self.bags.listed(indices) if self.sparse else self.bags.dense(indices)
+
+    def digested_inputs_at(self, indices: Tensor) -> Tensor:
         return self.bags.dense(indices)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.bags.width,)
+
+    def listed(self) -> Self:
+        """The same records as lists of columns, for models that take them (`sluice.models.SparseLinear`)."""
+        return type(self)(self.bags, self.labels, sparse=True)
 
     def subset(self, indices: Indices) -> Self:
         positions = self.positions(indices)
-        return type(self)(self.bags.subset(positions), self.labels.index_select(0, positions))
+        return type(self)(self.bags.subset(positions), self.labels.index_select(0, positions), sparse=self.sparse)
 
 
 def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -149,3 +179,14 @@ def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
     ends = lengths.cumsum(0)
     within = torch.arange(int(lengths.sum()), device=lengths.device) - (ends - lengths).repeat_interleave(lengths)
     return starts.repeat_interleave(lengths) + within
+
+
+def padded_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) -> Tensor:
+    """The lists at these positions as rows of int32 of one length, filled up with -1."""
+    if values.device.type == "cpu" and library() is not None:
+        return pad_lists(values, offsets, indices, length=length)
+    lengths = offsets.diff()[indices]
+    rows = torch.full((len(indices), length), -1, dtype=torch.int32, device=values.device)
+    inside = torch.arange(length, device=values.device) < lengths[:, None]
+    rows[inside] = values[_spans(offsets[:-1][indices], lengths)]
+    return rows

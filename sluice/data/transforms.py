@@ -29,13 +29,17 @@ class ToFloat:
     std: tuple[float, ...] = ()
 
     def __call__(self, raw: Tensor) -> Tensor:
-        values = raw.to(torch.float32)
+        return self.write(raw, torch.empty_like(raw, dtype=torch.float32))
+
+    def write(self, raw: Tensor, values: Tensor) -> Tensor:
+        """The same into memory that is there already, float32."""
+        values.copy_(raw)
         if self.divisor != 1.0:
-            values = values / self.divisor
+            values.div_(self.divisor)
         if self.mean:
             shape = (1, len(self.mean), *[1] * (values.ndim - 2))
             mean, std = (torch.tensor(channel, device=raw.device).view(shape) for channel in (self.mean, self.std))
-            values = (values - mean) / std
+            values.sub_(mean).div_(std)
         return values
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 from sluice._base.errors import InputError
 from sluice.data import DataSplits, Examples, TensorExamples, ToFloat, load
 from sluice.data import names as data_set_names
+from sluice.data.text import BagExamples
 from sluice.data.transforms import unscaled
 from sluice.experiments.settings import TrainSettings
 from sluice.features import GroupNormalisation, Scattering, scattering_features
 
 TEXT_DATA_SETS = ("imdb",)
+BAG_OF_WORDS = "bag-of-words"
 NORMALISED_AT_ONCE = 1 << 30
 """Up to this many bytes, normalised coefficients are kept in memory; beyond, each batch is normalised when it is read."""
 
@@ -46,7 +48,8 @@ def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show
                 f"features='bag-of-words' is not allowed for dataset={settings.dataset!r}: it is for texts "
                 f"({', '.join(TEXT_DATA_SETS)}). Use 'plain'."
             )
-        return load(settings.dataset, data_dir=data_dir, text_as="bag-of-words", classes=settings.classes)
+        bags = load(settings.dataset, data_dir=data_dir, text_as="bag-of-words", classes=settings.classes)
+        return _listed(bags) if settings.model == BAG_OF_WORDS else bags
     if settings.features == "scattering" and settings.dataset in TEXT_DATA_SETS:
         raise _no_images(settings)
     splits = load(settings.dataset, data_dir=data_dir, classes=settings.classes)
@@ -59,6 +62,12 @@ def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show
         train=_scattered(splits.train, show_progress),
         test=_scattered(splits.test, show_progress),
     )
+
+
+def _listed(splits: DataSplits) -> DataSplits:
+    """Bags of words as lists of columns: a batch then costs what its words cost, and the model computes the same."""
+    train, test = (part.listed() if isinstance(part, BagExamples) else part for part in (splits.train, splits.test))
+    return replace(splits, train=train, test=test)
 
 
 def _no_images(settings: TrainSettings) -> InputError:

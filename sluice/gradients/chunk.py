@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import Tensor
@@ -105,13 +105,14 @@ class Chunk:
             for layer, total in totals.items()
         }
 
-    def add_weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, into: Mapping[str, Tensor]) -> None:
+    def add_weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, into: MutableMapping[str, Tensor]) -> None:
         """Add ``sum_i weights[i] * gradient_i`` to the accumulators, in place.
 
         Args:
             weights: one finite number per sample of this chunk; or such weights for each layer, by the names that
                 `norms_by_layer` has.
-            into: parameter name to accumulator, as `PerSampleGradients.zeros` gives them.
+            into: parameter name to accumulator, as `PerSampleGradients.zeros` gives them. One that is missing counts as
+                zero, and is put there if the chunk has something to add: the first sum need not be added to zeros.
         """
         layers = {layer_of(name) for name in self._names.values()}
         if isinstance(weights, Tensor):
@@ -126,9 +127,15 @@ class Chunk:
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for contribution in self._contributions:
                 name = self._names[contribution.parameter]
-                target = into[name]
+                layer_weights = by_layer[layer_of(name)]
+                if name not in into and contribution.rows is None:
+                    into[name] = as_accumulator(contribution.weighted_sum(layer_weights), contribution.parameter)
+                    continue
+                target = into.get(name)
+                if target is None:
+                    target = into[name] = empty_accumulator(contribution.parameter)
                 part = target if contribution.rows is None else target[contribution.rows]
-                contribution.add_weighted_sum(by_layer[layer_of(name)], into=part)
+                contribution.add_weighted_sum(layer_weights, into=part)
 
     def _usable(self, weights: Tensor) -> Tensor:
         """The weights of all rows: zero for samples whose gradient is not finite, and for rows that only fill up."""
@@ -144,6 +151,18 @@ class Chunk:
         if self._rows > self._size:
             weights = torch.cat([weights, weights.new_zeros(self._rows - self._size)])
         return weights
+
+
+def empty_accumulator(parameter: Tensor) -> Tensor:
+    """A sum of no gradients of a parameter, at least float32."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+
+def as_accumulator(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A sum of gradients of a parameter, as more can be added to it."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return gradient.to(dtype).reshape(parameter.shape).contiguous()
 
 
 def layer_of(parameter: str) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sluice.mechanism.rounding_error import CHUNK_ROWS
+
 
 class Tap:
     """A point of the forward pass; ``gradient`` is the loss's derivative there once the backward pass has run.
@@ -25,6 +27,7 @@ class Tap:
         self.dtype = dtype
         self.device = device
         self._gradient: Tensor | None = None
+        self._squares: Tensor | None = None
         self.bound = False
 
     def bind(self, gradient: Tensor | None) -> None:
@@ -37,6 +40,13 @@ class Tap:
             self._gradient = working(torch.zeros(self.shape, dtype=self.dtype, device=self.device))
         return self._gradient
 
+    @property
+    def squares(self) -> Tensor:
+        """The squared norm of each row of a gradient ``[n, out]``, in float64; several contributions need it."""
+        if self._squares is None:
+            self._squares = squared_norms(self.gradient)
+        return self._squares
+
 
 def working(tensor: Tensor) -> Tensor:
     """The tensor in the precision in which kernels work: float32 for anything shorter, else unchanged."""
@@ -45,6 +55,9 @@ def working(tensor: Tensor) -> Tensor:
 
 #: Single precision adds up this many squares without losing digits; longer sums are made of such parts, in float64.
 _PART = 512
+
+#: Per-sample gradients with at most so many entries are quick to add up in any precision.
+_FEW = 64
 
 
 def squared_norms(rows: Tensor) -> Tensor:
@@ -60,15 +73,20 @@ def squared_norms(rows: Tensor) -> Tensor:
     return squares
 
 
-def squared_norms_of_products(a: Tensor, b: Tensor) -> Tensor:
+def squared_norms_of_products(
+    a: Tensor, b: Tensor, *, of_a: Tensor | None = None, of_b: Tensor | None = None
+) -> Tensor:
     """``|a_i|^2 |b_i|^2`` for each row i, in float64: squared norms of the matrices that two vectors span.
+
+    Either factor may be given, in float64, if it is known already.
 
     Squares of numbers below 1e-19 leave single precision. That matters only where the other vector is large, and such
     rows, which are rare, are taken in double precision.
     """
-    first, second = squared_norms(a), squared_norms(b)
+    first, second = squared_norms(a) if of_a is None else of_a, squared_norms(b) if of_b is None else of_b
     lost = ((first < 1e-34) & (second > 1e10)) | ((second < 1e-34) & (first > 1e10))
     if bool(lost.any()):
+        first, second = first.clone(), second.clone()
         first[lost] = torch.linalg.vector_norm(a[lost].flatten(1).double(), dim=1).square_()
         second[lost] = torch.linalg.vector_norm(b[lost].flatten(1).double(), dim=1).square_()
     return first * second
@@ -80,6 +98,26 @@ def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
     if gradients.stride(1) < gradients.stride(2):
         return weighted(gradients.transpose(1, 2), weights).t()
     return (weights @ gradients.flatten(1)).view(gradients.shape[1:])
+
+
+def block_rows(samples: int) -> int:
+    """The size of even parts of so many samples, so small that the rounding error of a sum over one is paid for."""
+    return max(1, -(-samples // max(1, -(-samples // CHUNK_ROWS))))
+
+
+def blocks(samples: int) -> list[slice]:
+    """All samples in parts of `block_rows` (docs/noise.md, section 6)."""
+    size = block_rows(samples)
+    return [slice(start, min(start + size, samples)) for start in range(0, max(1, samples), size)]
+
+
+def sum_of_blocks(samples: int, part: Callable[[slice], Tensor]) -> Tensor:
+    """The sum of ``part(rows)`` over `blocks`; what ``part`` returns must be new memory."""
+    first, *others = blocks(samples)
+    total = part(first)
+    for rows in others:
+        total += part(rows)
+    return total
 
 
 def zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -119,7 +157,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """``sum_i weights[i] * gradient_i``, of this contribution's shape. Dropped samples count as zero."""
+        """``sum_i weights[i] * gradient_i``, of this contribution's shape, in new memory. Dropped samples count as zero."""
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Add the weighted sum to an accumulator of this contribution's shape, in place."""
@@ -165,12 +203,26 @@ class ExplicitContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         gradients = self._all()
-        return (weights.to(gradients.dtype) @ gradients.flatten(1)).view(gradients.shape[1:])
+        flat, weights = gradients.flatten(1), weights.to(gradients.dtype)
+        if flat.shape[1] <= _FEW:
+            # So few numbers can be added up in double precision, all at once.
+            return (weights.double() @ flat.double()).to(flat.dtype).view(gradients.shape[1:])
+        return sum_of_blocks(len(flat), lambda rows: weights[rows] @ flat[rows]).view(gradients.shape[1:])
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples
         if self._gradients is not None:
             self._gradients = zero_rows(self._gradients, samples)
+
+
+class RowsContribution(ExplicitContribution):
+    """A bias of a map that is applied once to each sample: its per-sample gradient is the tap's, ``[n, out]``."""
+
+    def __init__(self, parameter: Tensor, tap: Tap) -> None:
+        super().__init__(parameter, tap, lambda gradient: gradient)
+
+    def norms_squared(self, *, keep: bool) -> Tensor:
+        return self._tap.squares if self._dropped is None else super().norms_squared(keep=keep)
 
 
 def sum_over_positions(parameter: Tensor, tap: Tap, view: Callable[[Tensor], Tensor]) -> ExplicitContribution:

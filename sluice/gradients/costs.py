@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from sluice.gradients.layers.correlation import Geometry
+from sluice.mechanism.rounding_error import CHUNK_ROWS
 
 #: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
 _TRAFFIC = 12.0
@@ -73,17 +74,25 @@ def kernel_for(geometry: Geometry, *, then_sum: bool, compiled: bool = False) ->
     return min(costs, key=lambda name: costs[name])
 
 
-def chunk_size(bytes_per_sample: int, *, sequential: bool) -> int:
-    """How many samples go through the model at once: a power of two from 64 to 256.
+def chunk_size(bytes_per_sample: int, *, sequential: bool, most: int = CHUNK_ROWS) -> int:
+    """How many samples go through the model at once: a power of two from 64 to 256; up to ``most``, where that is more.
 
     What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
-    matrix products too small, and more than 256 gain nothing. Recurrent layers take many small steps one after the
+    matrix products too small, and more than 256 gain little, but for layers so quick that what every chunk costs
+    beside the arithmetic counts: those that allow larger chunks. Recurrent layers take many small steps one after the
     other (``sequential``), for which only many samples make up.
     """
     if sequential:
-        return 256
+        return CHUNK_ROWS
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
-    return min(256, max(64, 1 << (fitting.bit_length() - 1)))
+    if fitting > CHUNK_ROWS and most > CHUNK_ROWS:
+        return min(most, fitting * 5 // 4)
+    return min(CHUNK_ROWS, max(64, 1 << (fitting.bit_length() - 1)))
+
+
+def even_rows(samples: int, *, most: int) -> int:
+    """The size of the parts, at most ``most``, into which so many samples can be cut evenly."""
+    return -(-samples // -(-samples // most))
 
 
 def fixed_rows(expected_batch_size: float, *, most: int) -> int:

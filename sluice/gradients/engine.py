@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
-from sluice.gradients.chunk import Chunk
+from sluice.gradients.chunk import Chunk, empty_accumulator
 from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
@@ -21,6 +21,7 @@ from sluice.gradients.probe import Axes
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_mixing
 from sluice.gradients.vmap import VmapRule
+from sluice.mechanism.rounding_error import BLOCK_ROWS, CHUNK_ROWS
 
 Scaling = Callable[[Tensor], Tensor]
 
@@ -67,16 +68,21 @@ class PerSampleGradients:
             module, units=self._units, axes=axes, watch=self._watch, names=self._names, options=self.options
         )
         self._channels_last = False
+        self._is_prepared = False
         self._chunk_size = self.options.chunk_size or 64
 
     def zeros(self) -> dict[str, Tensor]:
         """Empty accumulators for `Chunk.add_weighted_sum`: parameter name to tensor, at least float32."""
-        return {
-            name: torch.zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
-            for p, name in self._names.items()
-        }
+        return self.completed({})
 
-    def chunks(self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False) -> Iterator[Chunk]:
+    def completed(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sums, with zeros for parameters that have none, in the order of the model's parameters."""
+        found = {name: (sums.get(name), p) for p, name in self._names.items()}
+        return {name: empty_accumulator(p) if value is None else value for name, (value, p) in found.items()}
+
+    def chunks(
+        self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False, samples: int | None = None
+    ) -> Iterator[Chunk]:
         """Run the batch chunk by chunk. Memory does not grow with the batch; stop whenever you have seen enough.
 
         Args:
@@ -84,18 +90,21 @@ class PerSampleGradients:
             y: whatever the loss takes beside the output: tensors, samples first, or None.
             loss: ``loss(output, y)``, see ``loss_reduction``.
             norms_only: no weighted sum will be asked for (a hint; asking nevertheless works).
+            samples: how many samples there are, if fewer than rows: the others, at the end, only fill up the last chunk.
         """
-        size = batch_size((x, y))
+        size = batch_size((x, y)) if samples is None else samples
         if size == 0:
             return
         refuse_mixing(self.module)
         prepared = self.prepare(x)
         self._preparation.check_loss(prepared, y, loss, total=self._total, reduction=self._reduction)
-        for start in range(0, size, self._chunk_size):
-            samples = slice(start, min(start + self._chunk_size, size))
-            part = take((x, y), samples)
-            part_x, part_y = part if self._expected_batch_size is None else padded(part, self._chunk_size)
-            yield self._run(self.arranged(part_x), part_y, loss, samples=samples, keep=not norms_only)
+        fixed = self._expected_batch_size is not None
+        rows = self._chunk_size if fixed else costs.even_rows(size, most=self._chunk_size)
+        for start in range(0, size, rows):
+            stop = min(start + rows, size)
+            part = take((x, y), slice(start, stop if samples is None else start + rows))
+            part_x, part_y = padded(part, rows) if fixed else part
+            yield self._run(self.arranged(part_x), part_y, loss, samples=slice(start, stop), keep=not norms_only)
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
         """Gradient norm of each sample of the batch. An empty batch has none."""
@@ -107,18 +116,31 @@ class PerSampleGradients:
 
         ``scaling`` is given the norms of one chunk after the other, so a weight may depend on its own norm only.
         """
-        total = self.zeros()
+        total: dict[str, Tensor] = {}
         norms = []
         for chunk in self.chunks(x, y, loss):
             norms.append(chunk.norms)
             chunk.add_weighted_sum(scaling(chunk.norms), into=total)
             del chunk  # else its memory would be held while the next one runs
-        return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), total
+        return (torch.cat(norms) if norms else torch.zeros(0, device=self._device)), self.completed(total)
 
     @property
     def chunk_rows(self) -> int:
         """How many samples go through the model at once."""
         return self._chunk_size
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the model has seen a batch, on which `chunk_rows` depends."""
+        return self._is_prepared
+
+    def rows_per_sum(self, rows: int) -> int:
+        """How many gradients are added up at once in chunks of so many rows: what the rounding error of sums grows with."""
+        return min(CHUNK_ROWS, rows) if self._sums_in_blocks and rows <= BLOCK_ROWS else rows
+
+    @property
+    def _sums_in_blocks(self) -> bool:
+        return all(unit.rule.sums_in_blocks for unit in self._units.values())
 
     @property
     def _device(self) -> torch.device:
@@ -135,9 +157,12 @@ class PerSampleGradients:
             rows: how many samples will go through the model at once; None for `chunk_rows`.
         """
         prepared = self._preparation.prepare(x)
+        self._is_prepared = True
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
-            prepared.layout.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
+            prepared.layout.bytes_per_sample,
+            sequential=any(isinstance(module, nn.RNNBase) for module in self._units),
+            most=BLOCK_ROWS if self._sums_in_blocks else CHUNK_ROWS,
         )
         if self._expected_batch_size is not None:
             self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)

@@ -19,6 +19,7 @@ from sluice.gradients.contributions import (
     Tap,
     squared_norms,
     squared_norms_of_products,
+    sum_of_blocks,
     weighted,
     working,
     zero_rows,
@@ -122,10 +123,15 @@ class LinearContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._gradients is not None:
-            return weighted(self._gradients, weights)
+            formed = self._gradients
+            return sum_of_blocks(len(formed), lambda rows: weighted(formed[rows], weights[rows]))
         a, b = self._inputs_and_gradients()
         scaled = b * weights.to(b.dtype).view(-1, 1, 1)
-        return scaled.reshape(-1, b.shape[2]).t() @ a.reshape(-1, a.shape[2])
+
+        def part(rows: slice) -> Tensor:
+            return scaled[rows].reshape(-1, b.shape[2]).t() @ a[rows].reshape(-1, a.shape[2])
+
+        return sum_of_blocks(len(a), part)
 
     def drop(self, samples: Tensor) -> None:
         a, b = self._inputs_and_gradients()

@@ -64,7 +64,8 @@ class Layout:
     Attributes:
         axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
         outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
-        bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps.
+        bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps. Integers do
+            not count: lists of words are as long as the longest one of the data, which must not decide how chunks are cut.
     """
 
     axes: dict[tuple[str, int], Axes]
@@ -119,7 +120,8 @@ def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
             counts[unit.name] = number + 1
             tensors = leaves_in(inputs, keywords)
             seen.inputs[unit.name, number] = [tensor.shape for tensor in tensors]
-            seen.size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
+            numbers = (t for t in (*tensors, *tensors_in(output)) if t.is_floating_point() or t.is_complex())
+            seen.size += sum(t.numel() * t.element_size() for t in numbers)
 
     handle = register_module_forward_hook(note, with_kwargs=True)
     try:

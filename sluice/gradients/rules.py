@@ -106,6 +106,13 @@ class Rule(ABC):
     #: Whether the module itself says where the samples are (``batch_first``); else its inputs are checked to have
     #: the samples on ``call.batch_axis``.
     owns_batch_axis: ClassVar[bool] = False
+    #: Whether weighted sums are made of parts that are small enough for the noise to pay for their rounding, however many
+    #: samples a chunk has (`sluice.gradients.contributions.blocks`). Chunks of models with other rules are small.
+    sums_in_blocks: ClassVar[bool] = False
+
+    def variant(self, module: Any) -> Rule:
+        """The rule for just this module, where its shape decides between several; usually this one."""
+        return self
 
     def unsupported(self, module: nn.Module) -> str | None:
         """Why this module cannot be handled by this rule (the vmap fallback takes it then), or None."""
@@ -127,4 +134,4 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule of this module, if there is one that supports it as it is configured."""
     rule = _RULES.get(type(module))
-    return rule if rule is not None and rule.unsupported(module) is None else None
+    return rule.variant(module) if rule is not None and rule.unsupported(module) is None else None

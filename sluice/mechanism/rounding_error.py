@@ -13,15 +13,15 @@ import math
 # Half the distance between neighbouring float32 numbers, relative.
 UNIT = 2.0**-24
 
-# Chunks with up to this many records are covered by `SUM_ERROR`.
+# Sums over up to this many records at once are covered by `SUM_ERROR`.
 CHUNK_ROWS = 256
 
-# Records whose chunks are added up in float32, before the sum continues in float64.
-BLOCK_ROWS = 1024
+# Records whose gradients are added up in float32, at most, before the sum continues in float64.
+BLOCK_ROWS = 1152
 
-# Of a record's bound: the rounding error of a sum, counted for the two chunks that differ. A sum of n float32 terms has
-# an error of at most (n - 1) UNIT times the sum of their lengths; 256 terms of length 1 come to 2^-8, and adding up the
-# chunks of a block to much less.
+# Of a record's bound: the rounding error of a sum. Adding up n float32 terms of length 1 rounds n - 1 times, each time by at
+# most UNIT times what has been added up so far: n^2 / 2 UNIT in any order, or 2^-9 for 256. Two parts of a sum differ;
+# adding up the parts of a block comes to an eighth of that at most (tests/mechanism/test_rounding_error.py).
 SUM_ERROR = 2.0**-8 * (1 + 2.0**-3)
 
 # In the ordinary loop the gradient of a mean loss is divided by the number of records and multiplied with it again, which
@@ -34,7 +34,7 @@ def sum_error(*, chunk_rows: int, ordinary_loop_batch: float = 0.0) -> float:
     """A bound on the rounding error of a sum that one record can change, over the bound on a record's contribution.
 
     Args:
-        chunk_rows: how many records go through the model at once.
+        chunk_rows: how many records' gradients are added up at once.
         ordinary_loop_batch: the expected batch size of an ordinary loop; 0 where the engine calls the loss.
     """
     in_chunks = SUM_ERROR if chunk_rows <= CHUNK_ROWS else SUM_ERROR * (chunk_rows / CHUNK_ROWS) ** 2

@@ -18,20 +18,23 @@ from sluice.models.registry import activation_of, create_model, describe_models,
 if TYPE_CHECKING:
     from sluice.models.activations import Activation, TemperedSigmoid, Tempering, create_activation
     from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
-    from sluice.models.linear import LinearClassifier
+    from sluice.models.linear import BagOfWordsClassifier, LinearClassifier
     from sluice.models.perceptron import Perceptron
+    from sluice.models.sparse import SparseLinear
     from sluice.models.text import BidirectionalLSTM, MeanEmbedding
 
 _HOMES = {
     "activations": ("Activation", "TemperedSigmoid", "Tempering", "create_activation"),
     "images": ("ColourPixelNet", "ColourScatteringNet", "GreyPixelNet", "GreyScatteringNet"),
-    "linear": ("LinearClassifier",),
+    "linear": ("BagOfWordsClassifier", "LinearClassifier"),
     "perceptron": ("Perceptron",),
+    "sparse": ("SparseLinear",),
     "text": ("BidirectionalLSTM", "MeanEmbedding"),
 }
 
 __all__ = [
     "Activation",
+    "BagOfWordsClassifier",
     "BidirectionalLSTM",
     "ColourPixelNet",
     "ColourScatteringNet",
@@ -40,6 +43,7 @@ __all__ = [
     "LinearClassifier",
     "MeanEmbedding",
     "Perceptron",
+    "SparseLinear",
     "TemperedSigmoid",
     "Tempering",
     "activation_of",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from sluice.models.sparse import SparseLinear
+
 
 class LinearClassifier(nn.Module):
     """Flatten each record and apply one linear layer. It begins at zero, so no class is preferred at first.
@@ -23,4 +25,21 @@ class LinearClassifier(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.flatten(features))
+        return logits
+
+
+class BagOfWordsClassifier(nn.Module):
+    """The linear classifier for bags of words, as rows or as the columns that are not zero (`SparseLinear`).
+
+    Its parameters are those of `LinearClassifier`, and so is what it computes.
+    """
+
+    def __init__(self, *, words: int, classes: int) -> None:
+        super().__init__()
+        self.classifier = SparseLinear(words, classes)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, bags: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(bags)
         return logits

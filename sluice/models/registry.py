@@ -145,7 +145,7 @@ def _embedding(request: _Request) -> nn.Module:
 def _bag_of_words(request: _Request) -> nn.Module:
     if len(request.input_shape) != 1:
         raise request.refuse("it must be (words,), the width of a bag of words. For other features use linear.")
-    return _net("linear:LinearClassifier")(input_shape=request.input_shape, classes=request.classes)
+    return _net("linear:BagOfWordsClassifier")(words=request.input_shape[0], classes=request.classes)
 
 
 def _linear(request: _Request) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data import Sampler as TorchSampler
@@ -74,6 +75,17 @@ class Batches:
             return
         for part in parts:
             yield self._at_once(part)
+
+    def full_pieces(self, indices: Tensor, size: int) -> Iterator[tuple[Any, int]]:
+        """`pieces`, each with its number of records; the last one is filled up with copies of its first record.
+
+        Data sets that are read record by record leave the last piece as it is: there, copies would cost as much as records.
+        """
+        counts = [len(part) for part in indices.split(size)] if len(indices) else []
+        if counts and self._reader is None:
+            missing = size - counts[-1]
+            indices = torch.cat([indices, indices[-counts[-1]].expand(missing)])
+        yield from zip(self.pieces(indices, size), counts, strict=True)
 
     def _at_once(self, indices: Tensor) -> Any:
         if isinstance(self.dataset, TensorDataset):

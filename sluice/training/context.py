@@ -27,7 +27,7 @@ class TrainingContext:
 
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
-        piece_size: this many records at most are read at once.
+        piece_size: this many records at most are read at once, but by `chunks`, which reads chunks.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
 
@@ -49,13 +49,13 @@ class TrainingContext:
 
     def raw_sum(self) -> RawSum:
         """An empty sum of gradients."""
-        return RawSum(self.gradients.zeros)
+        return RawSum(self.gradients)
 
     @property
     def sum_error(self) -> float:
         """How far rounding may take a `RawSum` from the exact one, over the bound on a record's contribution."""
         rows = max(self.gradients.chunk_rows, self.loop_rows if self.loop_batch else 0)
-        return sum_error(chunk_rows=rows, ordinary_loop_batch=self.loop_batch)
+        return sum_error(chunk_rows=self.gradients.rows_per_sum(rows), ordinary_loop_batch=self.loop_batch)
 
     @property
     def loop_rows(self) -> int:
@@ -69,10 +69,13 @@ class TrainingContext:
             Chunks have one fixed shape and records stand in them at random: one record more or less changes two of them
             (`sluice.mechanism.rounding_error`).
         """
-        rows = self.gradients.chunk_rows
-        size = max(self.piece_size // rows * rows, min(rows, self.piece_size))
-        for x, y in self.pairs(self.noise.random_order(indices), size=size):
-            yield from self.gradients.chunks(x, y, loss)
+        order = self.noise.random_order(indices)
+        if len(order) and not self.gradients.is_prepared:
+            # How many rows chunks have depends on the shape of a record.
+            self.gradients.prepare(next(self.pairs(order[:1]))[0])
+        for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
+            x, y = split_pair(piece)
+            yield from self.gradients.chunks(x, y, loss, samples=samples)
 
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""
@@ -107,33 +110,32 @@ class RawSum:
     Sensitive until noise is added.
     """
 
-    def __init__(self, zeros: Callable[[], dict[str, Tensor]]) -> None:
-        self._block = zeros()
+    def __init__(self, gradients: PerSampleGradients) -> None:
+        self._completed = gradients.completed
+        self._block: dict[str, Tensor] = {}
         self._rows = 0
         self._total: dict[str, Tensor] | None = None
 
     def add(self, chunk: Chunk, weights: Tensor | Mapping[str, Tensor]) -> None:
         """Add the gradients of a chunk, each times its weight, which may differ from layer to layer."""
-        if self._rows >= BLOCK_ROWS:
+        if self._rows and self._rows + len(chunk) > BLOCK_ROWS:
             self._fold()
-            for part in self._block.values():
-                part.zero_()
         chunk.add_weighted_sum(weights, into=self._block)
         self._rows += len(chunk)
 
     def tensors(self) -> dict[str, Tensor]:
         """The sum, by parameter. Nothing may be added afterwards."""
-        if self._total is None:
-            return self._block
-        self._fold()
-        return self._total
+        if self._total is not None:
+            self._fold()
+        return self._completed(self._block) if self._total is None else self._total
 
     def _fold(self) -> None:
+        block, self._block, self._rows = self._completed(self._block), {}, 0
         if self._total is None:
-            self._total = {name: torch.zeros_like(part, dtype=torch.float64) for name, part in self._block.items()}
-        for name, part in self._block.items():
-            self._total[name] += part
-        self._rows = 0
+            self._total = {name: part.double() for name, part in block.items()}
+        else:
+            for name, part in block.items():
+                self._total[name] += part
 
 
 @contextmanager

@@ -20,7 +20,8 @@ class TrainingOptions:
         loss_reduction: what the loss returns: "mean" or "sum" over the batch.
         lr_scheduler: advanced with each release. Do not call its ``step`` yourself.
         ema_decay: also keep a running average of the released weights (`PrivacyEngine.averaged`); costs no privacy.
-        max_physical_batch_size: at most this many records go through the model at once; bounds the memory only.
+        max_physical_batch_size: in a loop of your own, and where only losses are wanted, at most this many records go
+            through the model at once; `PrivacyEngine.releases` takes as many as fit the caches. Bounds the memory only.
         gradient_options: how per-sample gradients are computed; changes speed and memory only.
         before_release: called with the number of a release before it is applied, after the ledger.
         ledger: a file to which every release is written before it is applied; ``sluice verify`` reads it. If it exists

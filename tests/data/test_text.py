@@ -58,6 +58,34 @@ def test_examples_of_bags_read_and_split_alike() -> None:
         BagExamples(examples.bags, torch.tensor([0]))
 
 
+@given(TEXTS, st.data())
+def test_lists_of_columns_say_the_same_as_rows(texts: list[list[int]], data: st.DataObject) -> None:
+    bags = bag_of_words(Sequences.from_lists(texts), 30, 5)
+    chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=10)), dtype=torch.int64)
+    lists, rows = bags.listed(chosen), bags.dense(chosen)
+    assert lists.dtype == torch.int32
+    assert lists.shape[1] == max(1, max(len({r for r in text if 5 < r <= 35}) for text in texts))
+    for columns, row in zip(lists, rows, strict=True):
+        assert columns[columns >= 0].tolist() == row.nonzero().flatten().tolist()
+        assert (columns[int((columns >= 0).sum()) :] == -1).all()
+
+
+def test_lists_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    bags = bag_of_words(Sequences.from_lists([[1, 2], [2], [], [3, 1, 2]]), 3, 0)
+    wanted = bags.listed(torch.tensor([3, 2, 0]))
+    monkeypatch.setattr("sluice.data.text.library", lambda: None)
+    assert torch.equal(bags.listed(torch.tensor([3, 2, 0])), wanted)
+
+
+def test_examples_as_lists_are_the_same_records() -> None:
+    examples = BagExamples(bag_of_words(Sequences.from_lists([[1, 2], [2], []]), 2, 0), torch.tensor([0, 1, 1]))
+    lists = examples.listed()
+    assert lists.digests() == examples.digests()
+    assert lists.input_shape == examples.input_shape == (2,)
+    assert lists.subset([2, 0]).batch([0, 1])[0].tolist() == [[-1, -1], [0, 1]]
+    assert lists.batch([])[0].shape == (0, 2)
+
+
 def test_wrong_arguments_are_named() -> None:
     sequences = Sequences.from_lists([[1, 2]])
     with pytest.raises(InputError, match="vocabulary=0"):

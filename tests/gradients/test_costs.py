@@ -41,3 +41,16 @@ def test_chunks_have_64_to_256_samples(each, expected):
 
 def test_recurrent_models_get_large_chunks():
     assert costs.chunk_size(760_000, sequential=True) == 256
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"), [(1, 1152), (15_900, 1152), (20_400, 1027), (50_000, 418), (91_000, 128), (10**9, 64)]
+)
+def test_quick_layers_get_larger_chunks(each, expected):
+    assert costs.chunk_size(each, sequential=False, most=1152) == expected
+    assert costs.chunk_size(each, sequential=True, most=1152) == 256
+
+
+@pytest.mark.parametrize(("samples", "rows"), [(1, 1), (256, 256), (257, 129), (1024, 256), (1025, 205)])
+def test_chunks_are_cut_evenly(samples, rows):
+    assert costs.even_rows(samples, most=256) == rows

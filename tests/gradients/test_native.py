@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sluice.gradients import GradientOptions, PerSampleGradients
-from sluice.gradients.native import kernels
+from sluice.gradients.native import kernels, narrow
+from sluice.gradients.native import rows as row_kernels
 from sluice.gradients.native.loading import library
 
 
@@ -117,18 +118,135 @@ def test_rows_are_added_in_any_number_of_threads(count: int, width: int, table: 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        kernels.add_rows(rows, tokens, samples, weights, into=into)
+        row_kernels.add_rows(rows, tokens, weights[samples], into=into)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(into.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def _in_threads(count: int, run: Callable[[], Any]) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return run()
+    finally:
+        torch.set_num_threads(before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(0, 30),
+    inputs=st.integers(1, 1100),
+    outputs=st.integers(1, 16),
+    block=st.integers(1, 40),
+    threads=st.integers(1, 3),
+)
+@needs_kernels
+def test_few_outputs(n: int, inputs: int, outputs: int, block: int, threads: int) -> None:
+    a, weight, bias, b = (
+        torch.randn(*shape) for shape in ((n, inputs + 3), (outputs, inputs), (outputs,), (n, outputs))
+    )
+    a = a[:, :inputs]
+
+    def run() -> tuple[Tensor, ...]:
+        return *narrow.forward(a, weight, bias), narrow.weight_gradient(a, b, block=block)
+
+    found = _in_threads(threads, run)
+    exact = a.double()
+    torch.testing.assert_close(found[0].double(), exact @ weight.double().t() + bias.double(), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(found[1], exact.square().sum(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[2].double(), b.double().t() @ exact, rtol=1e-5, atol=1e-4)
+    assert all(torch.equal(one, other) for one, other in zip(found, _in_threads(1, run), strict=True))
+
+
+@needs_kernels
+def test_the_bits_of_few_outputs_do_not_depend_on_the_place() -> None:
+    a = torch.randn(1, 777).repeat(11, 1)
+    for values in narrow.forward(a, torch.randn(7, 777), None):
+        assert bool((values == values[0]).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), width=st.integers(1, 20), table=st.integers(1, 9), threads=st.integers(1, 3))
+@needs_kernels
+def test_bags(data: st.DataObject, width: int, table: int, threads: int) -> None:
+    lists = data.draw(st.lists(st.lists(st.integers(0, table - 1), max_size=6), max_size=5))
+    ids = torch.tensor([i for each in lists for i in each], dtype=torch.int64)
+    offsets = torch.tensor([0, *torch.tensor([len(each) for each in lists]).cumsum(0).tolist()] if lists else [0])
+    factors = torch.randn(len(ids)) if data.draw(st.booleans()) else None
+    scales = torch.randn(len(lists)) if data.draw(st.booleans()) else None
+    rows = torch.randn(table, width)
+    stored = data.draw(st.sampled_from([rows, rows.t().contiguous().t()]))
+    derivatives = torch.randn(len(ids), width)
+
+    def run() -> tuple[Tensor, ...]:
+        sums = row_kernels.bag_forward(stored, ids, offsets, factors=factors, scales=scales)
+        return *sums, row_kernels.row_norms(derivatives, ids, offsets, table_rows=table)
+
+    output, squares, norms = _in_threads(threads, run)
+    for i in range(len(lists)):
+        span = slice(int(offsets[i]), int(offsets[i + 1]))
+        used = torch.ones(span.stop - span.start) if factors is None else factors[span]
+        uses = torch.zeros(table, dtype=torch.float64).index_add_(0, ids[span], used.double())
+        uses *= 1.0 if scales is None else scales[i].double()
+        torch.testing.assert_close(output[i].double(), uses @ rows.double(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(squares[i], uses.square().sum(), rtol=1e-6, atol=1e-12)
+        gradient = torch.zeros(table, width, dtype=torch.float64).index_add_(0, ids[span], derivatives[span].double())
+        torch.testing.assert_close(norms[i], gradient.square().sum(), rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip((output, squares, norms), _in_threads(1, run), strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+@needs_kernels
+def test_a_bag_with_an_id_outside_the_table_is_an_error(wrong: int) -> None:
+    with pytest.raises(IndexError, match="table of 4 rows"):
+        row_kernels.bag_forward(
+            torch.ones(4, 2), torch.tensor([0, wrong]), torch.tensor([0, 2]), factors=None, scales=None
+        )
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        row_kernels.row_norms(torch.ones(2, 2), torch.tensor([0, wrong]), torch.tensor([0, 2]), table_rows=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), kind=st.sampled_from([torch.int32, torch.int64]), padding=st.sampled_from([None, -1, 2]))
+@needs_kernels
+def test_entries_of_a_matrix_and_back(data: st.DataObject, kind: torch.dtype, padding: int | None) -> None:
+    n, columns = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 6))
+    matrix = torch.randint(-1, 4, (n, columns)).to(kind)
+    values, rows, offsets = row_kernels.list_entries(matrix, padding=padding)
+    kept = [[value for value in row if value != padding] for row in matrix.tolist()]
+    assert values.tolist() == [value for row in kept for value in row]
+    assert rows.tolist() == [i for i, row in enumerate(kept) for _ in row]
+    assert offsets.diff().tolist() == [len(row) for row in kept]
+    indices = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), max_size=4)) if n else [], dtype=torch.int64)
+    padded = row_kernels.pad_lists(values.int(), offsets, indices, length=columns)
+    assert padded.tolist() == [kept[i] + [-1] * (columns - len(kept[i])) for i in indices.tolist()]
+
+
+@pytest.mark.parametrize("width", [1, 40])
+@pytest.mark.parametrize("fresh", [True, False])
+@needs_kernels
+def test_a_row_that_everybody_uses_is_rounded_once(width: int, fresh: bool) -> None:
+    """In single precision 100,000 additions would lose three digits; 64 bits lose none that a float shows."""
+    rows = torch.full((1, width), 1 / 3)
+    into = torch.full((2000, width), 0.25)
+    ids, sources = torch.full((100_000,), 1234), torch.zeros(100_000, dtype=torch.int64)
+    row_kernels.add_rows(rows, ids, None, into=into, sources=sources, fresh=fresh)
+    exact = 100_000 * rows.double()[0] + (0 if fresh else 0.25)
+    assert torch.equal(into[1234], exact.float())
+    assert into[0, 0] == (0 if fresh else 0.25)
 
 
 @pytest.mark.parametrize(("token", "sample"), [(3, 0), (-1, 0), (0, 2), (0, -1)])
 @needs_kernels
 def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
     with pytest.raises(AssertionError, match="compiled kernel"):
-        kernels.add_rows(
-            torch.ones(1, 2), torch.tensor([token]), torch.tensor([sample]), torch.ones(2), into=torch.zeros(3, 2)
+        row_kernels.add_rows(
+            torch.ones(2, 2),
+            torch.tensor([token]),
+            torch.ones(1),
+            into=torch.zeros(3, 2),
+            sources=torch.tensor([sample]),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from sluice.randomness import noise as noise_module
 from sluice.randomness.noise import SeededNoise
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training import selective_release as release_module
+from sluice.training.batches import Batches
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
 
@@ -122,7 +123,32 @@ def convolutional() -> nn.Module:
     )
 
 
-MODELS = {"linear": linear, "deep": deep, "convolutional": convolutional}
+class Repeated(nn.Module):
+    """So many inputs that the kernel for few outputs is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(16 * FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(x.repeat(1, 16))
+        return logits
+
+
+class Bags(nn.Module):
+    """Numbers as words, most of which many records share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(9, 5, mode="sum")
+        self.classifier = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.words(x.nan_to_num(0, 0, 0).clamp(-4, 4).long() + 4))
+        return logits
+
+
+MODELS = {"linear": linear, "deep": deep, "convolutional": convolutional, "repeated": Repeated, "bags": Bags}
 
 
 def built(model: str) -> nn.Module:
@@ -404,8 +430,14 @@ def test_records_that_depend_on_their_neighbours_are_noticed(entries, monkeypatc
     neighbours = Neighbours(x, y, added("zero", x), 1)
     measured(release_once, selective(Clip(max_grad_norm=CLIP), None), "linear", neighbours, entries)
     monkeypatch.setattr("sluice.gradients.engine.padded", lambda tree, count: tree)
+    monkeypatch.setattr("sluice.training.batches.Batches.full_pieces", unfilled)
     with pytest.raises(AssertionError):
         measured(release_once, selective(Clip(max_grad_norm=CLIP), None), "linear", neighbours, entries)
+
+
+def unfilled(batches: Batches, indices: Tensor, size: int) -> Iterator[tuple[Any, int]]:
+    for part in indices.split(size):
+        yield from ((piece, len(part)) for piece in batches.pieces(part, size))
 
 
 def saturated_on_the_edge() -> tuple[Tensor, Tensor]:
@@ -423,6 +455,14 @@ def saturated_on_the_edge() -> tuple[Tensor, Tensor]:
             if F.softmax(alone, 0)[0] == 1 and F.softmax(beside, 0)[0] < 0.6:
                 return x, torch.zeros(1, dtype=torch.int64)
     pytest.skip("the kernels of this machine round all batches alike")
+
+
+@pytest.mark.parametrize("model", ["deep", "repeated", "bags"])
+@pytest.mark.parametrize("kind", ["random", "equal", "broken"])
+def test_several_chunks_that_are_summed_in_parts(model, kind, entries):
+    mechanism = replace(selective(Clip(max_grad_norm=CLIP), None), expected_batch_size=2500.0)
+    for z in ("large", "equal to another", "nan"):
+        measured(release_once, mechanism, model, pair(kind, z, 2500), entries)
 
 
 @pytest.mark.slow

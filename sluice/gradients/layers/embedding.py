@@ -1,17 +1,17 @@
-"""nn.Embedding and nn.EmbeddingBag, without ever forming a gradient as large as the table for each sample."""
+"""nn.Embedding, without ever forming a gradient as large as the table for each sample. Bags are in `bags`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sluice._base.errors import UnsupportedModuleError
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
+from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
 from sluice.gradients.native import kernels
+from sluice.gradients.native import rows as row_kernels
+from sluice.gradients.native.loading import library
 from sluice.gradients.rules import Call, Rule, register
 
 
@@ -24,25 +24,43 @@ class Lookups:
         samples: who used it.
         factors: what the row was multiplied by; None for one.
         batch_size: number of samples.
+        offsets: where each sample's lookups begin, and where the last one's end, ``[batch_size + 1]``; None if they do not
+            stand together.
     """
 
     tokens: Tensor
     samples: Tensor
     factors: Tensor | None
     batch_size: int
+    offsets: Tensor | None = None
 
-    def without(self, padding: int | None) -> tuple[Lookups, Tensor | None]:
-        """The lookups that have a gradient, and where they were (None if that is everywhere)."""
-        if padding is None:
-            return self, None
-        kept = (self.tokens != padding).nonzero().squeeze(1)
-        if kept.shape[0] == self.tokens.shape[0]:
-            return self, None
+    @classmethod
+    def of(cls, matrix: Tensor, *, padding: int | None, compiled: bool) -> Lookups:
+        """One sample in each row; entries that are ``padding`` are not lookups."""
+        n, columns = matrix.shape
+        if compiled and matrix.device.type == "cpu" and library() is not None:
+            tokens, samples, offsets = row_kernels.list_entries(matrix, padding=padding)
+        else:
+            tokens, ends = matrix.reshape(-1).long(), torch.arange(n + 1, device=matrix.device)
+            samples, offsets = ends[:-1].repeat_interleave(columns), ends * columns
+            if padding is not None:
+                kept = (tokens != padding).nonzero().squeeze(1)
+                tokens, samples = tokens[kept], samples[kept]
+                offsets = torch.searchsorted(samples, ends)
+        return cls(tokens=tokens, samples=samples, factors=None, batch_size=n, offsets=offsets)
+
+    def where(self, kept: Tensor) -> Lookups:
+        """Only the lookups in this boolean mask."""
         factors = None if self.factors is None else self.factors[kept]
-        chosen = Lookups(
+        return Lookups(
             tokens=self.tokens[kept], samples=self.samples[kept], factors=factors, batch_size=self.batch_size
         )
-        return chosen, kept
+
+    def sizes(self) -> Tensor:
+        """How many lookups each sample has, ``[batch_size]``."""
+        if self.offsets is not None:
+            return self.offsets.diff()
+        return torch.bincount(self.samples, minlength=self.batch_size)
 
     def distinct(self, table_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Distinct (sample, token) pairs: their samples, their tokens, their counts, and the pair of each lookup."""
@@ -119,6 +137,8 @@ class RowContribution(Contribution):
 
     def norms_squared(self, *, keep: bool) -> Tensor:
         lookups, rows = self._lookups_and_rows()
+        if self._compiled and lookups.offsets is not None and kernels.available(rows):
+            return row_kernels.row_norms(rows, lookups.tokens, lookups.offsets, table_rows=self.parameter.shape[0])
         squares = squared_norms(rows)
         places, members, owners = lookups.repeated(self.parameter.shape[0])
         total = squares.new_zeros(lookups.batch_size)
@@ -137,20 +157,17 @@ class RowContribution(Contribution):
         return gradients.index_put_(where, rows[inside], accumulate=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        _, rows = self._lookups_and_rows()
-        total = rows.new_zeros(self.parameter.shape)
-        self.add_weighted_sum(weights, into=total)
+        total = torch.empty_like(working(self.parameter), memory_format=torch.contiguous_format)
+        self._add(weights, into=total, fresh=True)
         return total
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Only rows that were used are touched: a large table costs no more than a small one."""
+        self._add(weights, into=into, fresh=False)
+
+    def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
         lookups, rows = self._lookups_and_rows()
-        weights = weights.to(rows.dtype)
-        if self._compiled and kernels.available(rows, into):
-            kernels.add_rows(rows, lookups.tokens, lookups.samples, weights, into=into)
-            return
-        scaled = rows * weights[lookups.samples].unsqueeze(1)
-        into.index_add_(0, lookups.tokens, scaled.to(into.dtype))
+        add_rows(rows, lookups.tokens, weights[lookups.samples], into=into, fresh=fresh, compiled=self._compiled)
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples
@@ -165,60 +182,57 @@ class RowContribution(Contribution):
         return self
 
 
+def add_rows(
+    rows: Tensor,
+    tokens: Tensor,
+    scales: Tensor | None,
+    *,
+    into: Tensor,
+    fresh: bool,
+    compiled: bool,
+    sources: Tensor | None = None,
+) -> None:
+    """``into[tokens[k]] += scales[k] * rows[sources[k]]``, in place; without ``sources`` there is a row for each k.
+
+    What goes to one row of the table is added up in double precision and rounded once, so that the error does not grow
+    with the number of samples that share a word (docs/noise.md, section 6).
+
+    Args:
+        fresh: ``into`` has nothing in it yet and counts as zero.
+    """
+    if compiled and kernels.available(rows, into):
+        scales = None if scales is None else scales.to(rows.dtype)
+        row_kernels.add_rows(rows, tokens, scales, into=into, sources=sources, fresh=fresh)
+        return
+    if fresh:
+        into.zero_()
+    used, places = torch.unique(tokens, return_inverse=True)
+    each = (rows if sources is None else rows[sources]).double()
+    if scales is not None:
+        each = each * scales.double().unsqueeze(1)
+    sums = each.new_zeros(used.shape[0], rows.shape[1]).index_add_(0, places, each)
+    into.index_add_(0, used, sums.to(into.dtype))
+
+
 def _scaled(lookups: Lookups, rows: Tensor) -> Tensor:
     return rows if lookups.factors is None else rows * lookups.factors.to(rows.dtype).unsqueeze(1)
 
 
-class LargestContribution(Contribution):
-    """``EmbeddingBag(mode="max")``: each entry of a sample's output comes from one row, ``winners[i, e]``.
-
-    No two entries of an output share an entry of the table, so a gradient's norm is the output's.
-    """
-
-    def __init__(self, parameter: Tensor, tap: Tap, winners: Tensor, used: Tensor) -> None:
-        super().__init__(parameter)
-        self._tap = tap
-        self._winners = winners
-        self._used = used
-        self._dropped: Tensor | None = None
-
-    def _gradient(self) -> Tensor:
-        unused = ~self._used if self._dropped is None else ~self._used | self._dropped
-        return zero_rows(self._tap.gradient, unused)
-
-    def norms_squared(self, *, keep: bool) -> Tensor:
-        return squared_norms(self._gradient())
-
-    def per_sample(self, samples: slice) -> Tensor:
-        gradient = self._gradient()[samples].unsqueeze(1)
-        table = gradient.new_zeros(gradient.shape[0], *self.parameter.shape)
-        return table.scatter_(1, self._winners[samples].unsqueeze(1), gradient)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        gradient = self._gradient()
-        total = gradient.new_zeros(self.parameter.shape)
-        return total.scatter_add_(0, self._winners, gradient * weights.to(gradient.dtype).unsqueeze(1))
-
-    def drop(self, samples: Tensor) -> None:
-        self._dropped = samples
-
-
 class EmbeddingRule(Rule):
+    sums_in_blocks = True
+
     def record(self, module: nn.Embedding, call: Call) -> Tensor:
         output: Tensor = call.output
         if not call.trainable(module.weight):
             return output
         z, tap = call.tap(output)
-        indices = call.save(call.argument(0, "input")).movedim(call.batch_axis, 0)
-        width = module.embedding_dim
-        flat = indices.reshape(call.batch_size, -1)
-        owners = torch.arange(call.batch_size, device=flat.device).repeat_interleave(flat.shape[1])
-        lookups = Lookups(tokens=flat.reshape(-1).long(), samples=owners, factors=None, batch_size=call.batch_size)
-        lookups, kept = lookups.without(module.padding_idx)
+        ids = call.save(call.argument(0, "input")).movedim(call.batch_axis, 0).reshape(call.batch_size, -1)
+        lookups = Lookups.of(ids, padding=module.padding_idx, compiled=call.options.compiled)
+        padding = None if lookups.tokens.shape[0] == ids.numel() else module.padding_idx
 
         def rows(gradient: Tensor) -> Tensor:
-            moved = gradient.movedim(call.batch_axis, 0).reshape(-1, width)
-            return moved if kept is None else moved[kept]
+            moved = gradient.movedim(call.batch_axis, 0).reshape(-1, module.embedding_dim)
+            return moved if padding is None else moved[ids.reshape(-1) != padding]
 
         call.contribute(
             RowContribution(
@@ -233,92 +247,4 @@ class EmbeddingRule(Rule):
         return z
 
 
-class EmbeddingBagRule(Rule):
-    """One bag for each sample, as a matrix of indices or as a list of them with offsets."""
-
-    replaces_forward = True
-    owns_batch_axis = True
-
-    def record(self, module: nn.EmbeddingBag, call: Call) -> Tensor:
-        indices = call.argument(0, "input")
-        offsets, factors = _optional(call, 1, "offsets"), _optional(call, 2, "per_sample_weights")
-        if indices.dim() == 2:
-            bags, length = indices.shape
-            offsets = torch.arange(0, bags * length, length, device=indices.device) if length else None
-            offsets = indices.new_zeros(bags) if offsets is None else offsets.to(indices.dtype)
-            indices, factors = indices.reshape(-1), None if factors is None else factors.reshape(-1)
-            has_end = False
-        else:
-            has_end = module.include_last_offset
-        # With the winners of mode "max" at hand nothing has to be computed twice.
-        output, _, used, winners = torch.embedding_bag(
-            module.weight,
-            indices,
-            offsets,
-            False,
-            {"sum": 0, "mean": 1, "max": 2}[module.mode],
-            False,
-            factors,
-            has_end,
-            module.padding_idx,
-        )
-        if output.shape[0] != call.batch_size:
-            raise UnsupportedModuleError(
-                f"Module '{call.name}' got {output.shape[0]} bags in a batch of {call.batch_size} samples. Give each "
-                "sample one bag, or use nn.Embedding and pool its output."
-            )
-        if not call.trainable(module.weight):
-            return output
-        z, tap = call.tap(output)
-        if module.mode == "max":
-            call.contribute(LargestContribution(module.weight, tap, winners.long(), used > 0))
-            return z
-        starts = offsets[: call.batch_size].long()
-        owners = torch.searchsorted(starts, torch.arange(indices.shape[0], device=indices.device), right=True) - 1
-        lookups = Lookups(
-            tokens=call.save(indices).long(),
-            samples=owners,
-            factors=None if factors is None else call.save(factors),
-            batch_size=call.batch_size,
-        )
-        lookups, _ = lookups.without(module.padding_idx)
-        call.contribute(_bag_contribution(module, tap, lookups, compiled=call.options.compiled))
-        return z
-
-
-def _bag_contribution(module: nn.EmbeddingBag, tap: Tap, lookups: Lookups, *, compiled: bool) -> Contribution:
-    """Every row of a bag gets the same gradient, but for a factor; equal rows are added up as numbers."""
-    samples, tokens, counts, pair = lookups.distinct(module.num_embeddings)
-    dtype = module.weight.dtype if lookups.factors is None else lookups.factors.dtype
-    once = torch.ones(lookups.tokens.shape[0], dtype=dtype, device=counts.device)
-    uses = once if lookups.factors is None else lookups.factors
-    factors = torch.zeros(samples.shape[0], dtype=dtype, device=counts.device).index_add_(0, pair, uses)
-    if module.mode == "mean":
-        sizes = torch.zeros(lookups.batch_size, dtype=dtype, device=counts.device).index_add_(0, lookups.samples, once)
-        factors = factors / sizes[samples]
-    if module.scale_grad_by_freq:
-        factors = factors / counts
-    distinct = Lookups(tokens=tokens, samples=samples, factors=factors, batch_size=lookups.batch_size)
-    return BagContribution(module.weight, tap, distinct, lambda gradient: gradient[samples], compiled=compiled)
-
-
-class BagContribution(RowContribution):
-    """Rows that are multiples of the sample's one output gradient: the norm needs no rows at all."""
-
-    def norms_squared(self, *, keep: bool) -> Tensor:
-        if len(self._pieces) > 1:
-            return super().norms_squared(keep=keep)
-        tap, lookups, _ = self._pieces[0]
-        assert lookups.factors is not None
-        gradient = tap.gradient if self._dropped is None else zero_rows(tap.gradient, self._dropped)
-        factors = lookups.factors.double()
-        squares = factors.new_zeros(lookups.batch_size).index_add_(0, lookups.samples, factors.square())
-        return squared_norms(gradient.double()) * squares
-
-
-def _optional(call: Call, position: int, keyword: str) -> Any:
-    return call.inputs[position] if len(call.inputs) > position else call.keywords.get(keyword)
-
-
 register(nn.Embedding, EmbeddingRule())
-register(nn.EmbeddingBag, EmbeddingBagRule())

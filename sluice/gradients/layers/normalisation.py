@@ -21,6 +21,8 @@ from sluice.gradients.rules import Call, Rule, register
 class AffineRule(Rule):
     """A normalisation followed by a scale and a shift."""
 
+    sums_in_blocks = True
+
     @abstractmethod
     def normalise(self, module: Any, x: Tensor) -> Tensor:
         """What the scale is multiplied with."""

@@ -2,4 +2,5 @@
 
 #include "correlate.c"
 #include "lstm.c"
+#include "narrow.c"
 #include "rows.c"

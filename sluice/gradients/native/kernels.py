@@ -73,28 +73,6 @@ def products(a: Tensor, b: Tensor, *, into: Tensor | None = None, split: int | N
     return correlate(a, torch.arange(a.shape[2]), places, b, into=into, split=split)
 
 
-def add_rows(rows: Tensor, tokens: Tensor, samples: Tensor, weights: Tensor, *, into: Tensor) -> None:
-    """``into[tokens[k]] += weights[samples[k]] * rows[k]`` for all k, in place.
-
-    Args:
-        rows: ``[k, width]``.
-        tokens: ``[k]``, integers, rows of ``into``.
-        samples: ``[k]``, integers, entries of ``weights``.
-        weights: ``[n]``.
-        into: ``[any, width]``.
-    """
-    rows, weights = rows.contiguous(), weights.contiguous()
-    count, width = rows.shape
-    require(available(rows, weights, into) and into.dim() == 2 and into.shape[1] == width and into.is_contiguous())
-    for index, end in ((tokens, into.shape[0]), (samples, weights.shape[0])):
-        require(index.shape == (count,) and index.dtype is torch.int64 and index.is_contiguous())
-        require(count == 0 or (int(index.min()) >= 0 and int(index.max()) < end))
-    loaded_library().add_rows(
-        *(count, width, rows.data_ptr(), tokens.data_ptr(), samples.data_ptr(), weights.data_ptr()),
-        *(into.data_ptr(), torch.get_num_threads()),
-    )
-
-
 def require(condition: bool) -> None:
     """What callers in this package must have seen to; C would read or write beyond the tensors otherwise."""
     if not condition:

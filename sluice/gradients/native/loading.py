@@ -41,8 +41,21 @@ def _declare(loaded: ctypes.CDLL) -> None:
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
     ]
-    loaded.add_rows.restype = None
-    loaded.add_rows.argtypes = [_integer, _integer, *[_pointer] * 5, ctypes.c_int]
+    for kernel in (loaded.bag_forward, loaded.row_norms, loaded.add_rows):
+        kernel.restype = ctypes.c_int
+    loaded.bag_forward.argtypes = [
+        *(_integer, _integer, _integer, _pointer, _integer, _integer),
+        *(_pointer, _pointer, _pointer, _pointer, _pointer, _pointer, ctypes.c_int),
+    ]
+    loaded.pad_lists.restype = loaded.list_entries.restype = None
+    loaded.pad_lists.argtypes = [_integer, _integer, *[_pointer] * 4]
+    loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 3]
+    loaded.row_norms.argtypes = [*[_integer] * 3, *[_pointer] * 4, ctypes.c_int]
+    loaded.add_rows.argtypes = [*[_integer] * 3, *[_pointer] * 5, _integer, _integer, ctypes.c_int, ctypes.c_int]
+    for kernel in (loaded.narrow_forward, loaded.narrow_sum):
+        kernel.restype = None
+    loaded.narrow_forward.argtypes = [*[_integer] * 3, _pointer, _integer, *[_pointer] * 4, ctypes.c_int]
+    loaded.narrow_sum.argtypes = [*[_integer] * 4, _pointer, _integer, _pointer, _pointer, ctypes.c_int]
     for kernel in (loaded.lstm_forward, loaded.lstm_backward):
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
 

@@ -1,0 +1,260 @@
+"""nn.EmbeddingBag: rows of a table added up for each sample, whose gradients are multiples of one vector."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice._base.errors import UnsupportedModuleError
+from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
+from sluice.gradients.layers.embedding import Lookups, RowContribution, add_rows
+from sluice.gradients.native import kernels
+from sluice.gradients.native import rows as row_kernels
+from sluice.gradients.rules import Call, Rule, register
+
+
+class BagContribution(RowContribution):
+    """Rows that are multiples of the sample's one output gradient: neither norms nor sums need any rows.
+
+    Args:
+        scales: what all rows of a sample are multiplied with, beside their factors, ``[n]``; None for one.
+        squares: the squared norm of a sample's gradient over that of the derivative at its output, ``[n]``.
+        transposed: the parameter is the table's transpose.
+    """
+
+    def __init__(
+        self,
+        parameter: Tensor,
+        tap: Tap,
+        lookups: Lookups,
+        *,
+        scales: Tensor | None,
+        squares: Tensor,
+        compiled: bool,
+        transposed: bool = False,
+    ) -> None:
+        # Not a method: a contribution that refers to itself would wait for the garbage collector.
+        view = partial(_rows, lookups.samples, scales)
+        super().__init__(parameter, tap, lookups, view, compiled=compiled)
+        self._scales = scales
+        self._squares = squares
+        self._transposed = transposed
+
+    def norms_squared(self, *, keep: bool) -> Tensor:
+        if len(self._pieces) > 1:
+            return super().norms_squared(keep=keep)
+        return squared_norms(self._gradient().double()) * self._squares
+
+    def _gradient(self) -> Tensor:
+        gradient = self._pieces[0][0].gradient
+        return gradient if self._dropped is None else zero_rows(gradient, self._dropped)
+
+    def per_sample(self, samples: slice) -> Tensor:
+        gradients = super().per_sample(samples)
+        return gradients.transpose(1, 2) if self._transposed else gradients
+
+    def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
+        if len(self._pieces) > 1:
+            super()._add(weights, into=into, fresh=fresh)
+            return
+        _, lookups, _ = self._pieces[0]
+        add_rows(
+            _scaled(_scaled(self._gradient(), self._scales), weights),
+            lookups.tokens,
+            lookups.factors,
+            into=into.t() if self._transposed else into,
+            fresh=fresh,
+            compiled=self._compiled,
+            sources=lookups.samples,
+        )
+
+    def merged(self, other: Contribution) -> Contribution | None:
+        return None if self._transposed else super().merged(other)
+
+
+def _scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
+    return gradient if scales is None else gradient * scales.to(gradient.dtype).unsqueeze(1)
+
+
+def _rows(samples: Tensor, scales: Tensor | None, gradient: Tensor) -> Tensor:
+    """The gradient of each lookup's row, but for its factor."""
+    return _scaled(gradient, scales)[samples]
+
+
+class LargestContribution(Contribution):
+    """``EmbeddingBag(mode="max")``: each entry of a sample's output comes from one row, ``winners[i, e]``.
+
+    No two entries of an output share an entry of the table, so a gradient's norm is the output's.
+    """
+
+    def __init__(self, parameter: Tensor, tap: Tap, winners: Tensor, used: Tensor) -> None:
+        super().__init__(parameter)
+        self._tap = tap
+        self._winners = winners
+        self._used = used
+        self._dropped: Tensor | None = None
+
+    def _gradient(self) -> Tensor:
+        unused = ~self._used if self._dropped is None else ~self._used | self._dropped
+        return zero_rows(self._tap.gradient, unused)
+
+    def norms_squared(self, *, keep: bool) -> Tensor:
+        return squared_norms(self._gradient())
+
+    def per_sample(self, samples: slice) -> Tensor:
+        gradient = self._gradient()[samples].unsqueeze(1)
+        table = gradient.new_zeros(gradient.shape[0], *self.parameter.shape)
+        return table.scatter_(1, self._winners[samples].unsqueeze(1), gradient)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        gradient = self._gradient()
+        total = gradient.new_zeros(self.parameter.shape, dtype=torch.float64)
+        total.scatter_add_(0, self._winners, gradient.double() * weights.double().unsqueeze(1))
+        return total.to(gradient.dtype)
+
+    def drop(self, samples: Tensor) -> None:
+        self._dropped = samples
+
+
+def summed(table: Tensor, lookups: Lookups, *, scales: Tensor | None, compiled: bool) -> tuple[Tensor, Tensor]:
+    """Rows of a table added up for each sample, the sum times the sample's scale. No autograd.
+
+    Returns (the sums, the squares that `BagContribution` takes).
+    """
+    factors = lookups.factors
+    if compiled and lookups.offsets is not None and kernels.available(table):
+        return row_kernels.bag_forward(table, lookups.tokens, lookups.offsets, factors=factors, scales=scales)
+    rows = table[lookups.tokens]
+    if factors is not None:
+        rows = rows * factors.unsqueeze(1)
+    output = rows.new_zeros(lookups.batch_size, table.shape[1]).index_add_(0, lookups.samples, rows)
+    return output if scales is None else output * scales.unsqueeze(1), _squares(lookups, table, scales)
+
+
+def _squares(lookups: Lookups, table: Tensor, scales: Tensor | None) -> Tensor:
+    """The sum over distinct rows of the square of what a row is multiplied with; equal rows are added up as numbers."""
+    samples, _, counts, pair = lookups.distinct(table.shape[0])
+    uses = counts.double()
+    if lookups.factors is not None:
+        uses = torch.zeros_like(uses).index_add_(0, pair, lookups.factors.double())
+    squares = uses.new_zeros(lookups.batch_size).index_add_(0, samples, uses.square())
+    return squares if scales is None else squares * scales.double().square()
+
+
+def _by_frequency(lookups: Lookups, table: Tensor) -> Lookups:
+    """The distinct lookups, their gradients divided by the number of their uses."""
+    samples, tokens, counts, pair = lookups.distinct(table.shape[0])
+    factors = torch.ones_like(tokens, dtype=table.dtype)
+    if lookups.factors is not None:
+        factors = torch.zeros_like(factors).index_add_(0, pair, lookups.factors.to(table.dtype)) / counts
+    return Lookups(tokens=tokens, samples=samples, factors=factors, batch_size=lookups.batch_size)
+
+
+class EmbeddingBagRule(Rule):
+    """One bag for each sample, as a matrix of indices or as a list of them with offsets."""
+
+    replaces_forward = True
+    owns_batch_axis = True
+    sums_in_blocks = True
+
+    def record(self, module: nn.EmbeddingBag, call: Call) -> Tensor:
+        if _has_kernel(module, call):
+            return self._record_matrix(module, call)
+        indices = call.argument(0, "input")
+        offsets, factors = _optional(call, 1, "offsets"), _optional(call, 2, "per_sample_weights")
+        if indices.dim() == 2:
+            bags, length = indices.shape
+            offsets = torch.arange(0, bags * length, length, device=indices.device) if length else None
+            offsets = indices.new_zeros(bags) if offsets is None else offsets.to(indices.dtype)
+            indices, factors = indices.reshape(-1), None if factors is None else factors.reshape(-1)
+            has_end = False
+        else:
+            has_end = module.include_last_offset
+        # With the winners of mode "max" at hand nothing has to be computed twice.
+        output, _, used, winners = torch.embedding_bag(
+            module.weight,
+            indices,
+            offsets,
+            False,
+            {"sum": 0, "mean": 1, "max": 2}[module.mode],
+            False,
+            factors,
+            has_end,
+            module.padding_idx,
+        )
+        _require_one_bag_each(output.shape[0], call)
+        if not call.trainable(module.weight):
+            return output
+        z, tap = call.tap(output)
+        if module.mode == "max":
+            call.contribute(LargestContribution(module.weight, tap, winners.long(), used > 0))
+            return z
+        starts = offsets[: call.batch_size].long()
+        owners = torch.searchsorted(starts, torch.arange(indices.shape[0], device=indices.device), right=True) - 1
+        lookups = Lookups(
+            tokens=call.save(indices).long(),
+            samples=owners,
+            factors=None if factors is None else call.save(factors),
+            batch_size=call.batch_size,
+        )
+        if module.padding_idx is not None:
+            lookups = lookups.where(lookups.tokens != module.padding_idx)
+        scales = _mean_scales(module, lookups)
+        if module.scale_grad_by_freq:
+            lookups = _by_frequency(lookups, module.weight)
+        call.contribute(
+            BagContribution(
+                module.weight,
+                tap,
+                lookups,
+                scales=scales,
+                squares=_squares(lookups, module.weight, scales),
+                compiled=call.options.compiled,
+            )
+        )
+        return z
+
+    def _record_matrix(self, module: nn.EmbeddingBag, call: Call) -> Tensor:
+        """The usual case, by a kernel in C: a row of indices for each sample, and no factors."""
+        indices = call.save(call.argument(0, "input"))
+        _require_one_bag_each(indices.shape[0], call)
+        lookups = Lookups.of(indices, padding=module.padding_idx, compiled=True)
+        scales = _mean_scales(module, lookups)
+        output, squares = summed(module.weight, lookups, scales=scales, compiled=True)
+        if not call.trainable(module.weight):
+            return output
+        z, tap = call.tap(output)
+        call.contribute(BagContribution(module.weight, tap, lookups, scales=scales, squares=squares, compiled=True))
+        return z
+
+
+def _mean_scales(module: nn.EmbeddingBag, lookups: Lookups) -> Tensor | None:
+    """One over the number of rows in each bag, if they are averaged."""
+    if module.mode != "mean":
+        return None
+    return 1 / lookups.sizes().clamp(min=1).to(torch.promote_types(module.weight.dtype, torch.float32))
+
+
+def _has_kernel(module: nn.EmbeddingBag, call: Call) -> bool:
+    plain = module.mode != "max" and not module.scale_grad_by_freq
+    indices = call.argument(0, "input")
+    no_factors = _optional(call, 2, "per_sample_weights") is None
+    return plain and no_factors and indices.dim() == 2 and call.options.compiled and kernels.available(module.weight)
+
+
+def _require_one_bag_each(bags: int, call: Call) -> None:
+    if bags != call.batch_size:
+        raise UnsupportedModuleError(
+            f"Module '{call.name}' got {bags} bags in a batch of {call.batch_size} samples. Give each "
+            "sample one bag, or use nn.Embedding and pool its output."
+        )
+
+
+def _optional(call: Call, position: int, keyword: str) -> Any:
+    return call.inputs[position] if len(call.inputs) > position else call.keywords.get(keyword)
+
+
+register(nn.EmbeddingBag, EmbeddingBagRule())

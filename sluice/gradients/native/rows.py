@@ -1,0 +1,170 @@
+"""Embedding tables by compiled kernels: sums of rows, norms of gradients, weighted sums. See `kernels`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sluice.gradients.native.kernels import available, require, succeed
+from sluice.gradients.native.loading import loaded_library
+
+#: What a kernel returns for an id that the table does not have.
+_OUT_OF_RANGE = 2
+#: An id that no table can have.
+_NO_ID = -(2**63)
+
+
+def list_entries(matrix: Tensor, *, padding: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of an integer matrix ``[n, columns]`` as one list, those that are ``padding`` left out.
+
+    Returns (values, the row of each, where each row begins and the last one ends: ``[n + 1]``), all int64.
+    """
+    matrix = matrix.contiguous()
+    n, columns = matrix.shape
+    require(matrix.dtype in (torch.int32, torch.int64) and matrix.device.type == "cpu")
+    # The kernel writes an entry before it knows whether to keep it, so there is one place more than entries.
+    values, rows = (torch.empty(n * columns + 1, dtype=torch.int64) for _ in range(2))
+    offsets = torch.empty(n + 1, dtype=torch.int64)
+    loaded_library().list_entries(
+        *(n, columns, matrix.data_ptr(), matrix.element_size(), _NO_ID if padding is None else padding),
+        *(values.data_ptr(), rows.data_ptr(), offsets.data_ptr()),
+    )
+    count = int(offsets[-1])
+    return values[:count], rows[:count], offsets
+
+
+def pad_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) -> Tensor:
+    """Some of the lists that ``offsets`` cuts ``values`` into, as rows of one length, ``[n, length]``, filled up with -1.
+
+    Args:
+        values: int32.
+        offsets: where each list begins, and where the last one ends, int64.
+        indices: which lists, int64.
+        length: that of the longest list at least.
+    """
+    count = indices.shape[0]
+    require(
+        values.dtype is torch.int32 and values.dim() == 1 and values.is_contiguous() and values.device.type == "cpu"
+    )
+    _require_spans(offsets, values.shape[0])
+    _require_within(indices, count, offsets.shape[0] - 1)
+    if count:
+        require(int((offsets[indices + 1] - offsets[indices]).max()) <= length)
+    rows = torch.empty(count, length, dtype=torch.int32)
+    loaded_library().pad_lists(
+        count, length, values.data_ptr(), offsets.data_ptr(), indices.data_ptr(), rows.data_ptr()
+    )
+    return rows
+
+
+def bag_forward(
+    table: Tensor, ids: Tensor, offsets: Tensor, *, factors: Tensor | None, scales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Sums of rows of a table, ``[n, width]``, and the squared norms of their gradients.
+
+    The second is the squared norm of a sample's gradient over that of the derivative at its output, ``[n]``, float64.
+
+    Args:
+        table: ``[rows, width]``; any strides.
+        ids: ``[lookups]``, integers.
+        offsets: ``[n + 1]``, where each sample's lookups begin, and where the last one's end.
+        factors: ``[lookups]``, what each row is multiplied with; None for ones.
+        scales: ``[n]``, what each sum is multiplied with; None for ones.
+
+    Raises:
+        IndexError: if the table has no such row.
+    """
+    n, width = offsets.shape[0] - 1, table.shape[1]
+    require(available(table) and table.dim() == 2 and _is_index(ids, ids.shape[0]))
+    _require_spans(offsets, ids.shape[0])
+    for given, count in ((factors, ids.shape[0]), (scales, n)):
+        require(given is None or (available(given) and given.shape == (count,) and given.is_contiguous()))
+    output, squares = table.new_empty(n, width), torch.empty(n, dtype=torch.float64)
+    failed = loaded_library().bag_forward(
+        *(n, width, table.shape[0], table.data_ptr(), table.stride(0), table.stride(1)),
+        *(ids.data_ptr(), offsets.data_ptr(), _address(factors), _address(scales)),
+        *(output.data_ptr(), squares.data_ptr(), torch.get_num_threads()),
+    )
+    if failed == _OUT_OF_RANGE:
+        raise IndexError(f"an index is outside a table of {table.shape[0]} rows")
+    succeed(failed)
+    return output, squares
+
+
+def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor, *, table_rows: int) -> Tensor:
+    """Squared norms of samples' gradients, ``[n]``, float64: rows with the same id are added up first.
+
+    Args:
+        rows: ``[lookups, width]``, one for each lookup.
+        ids: ``[lookups]``, integers below ``table_rows``.
+        offsets: as for `bag_forward`.
+    """
+    rows = rows.contiguous()
+    count, width = rows.shape
+    n = offsets.shape[0] - 1
+    require(available(rows))
+    _require_within(ids, count, table_rows)
+    _require_spans(offsets, count)
+    squares = torch.empty(n, dtype=torch.float64)
+    failed = loaded_library().row_norms(
+        *(n, width, table_rows, rows.data_ptr(), ids.data_ptr(), offsets.data_ptr()),
+        *(squares.data_ptr(), torch.get_num_threads()),
+    )
+    succeed(failed)
+    return squares
+
+
+def add_rows(
+    rows: Tensor,
+    ids: Tensor,
+    scales: Tensor | None,
+    *,
+    into: Tensor,
+    sources: Tensor | None = None,
+    fresh: bool = False,
+) -> None:
+    """``into[ids[k]] += scales[k] * rows[sources[k]]`` for all k, in place; rounded once for each row of ``into``.
+
+    Args:
+        rows: ``[any, width]``.
+        ids: ``[lookups]``, integers, rows of ``into``.
+        scales: ``[lookups]``; None for ones.
+        into: ``[rows of the table, width]``; any strides.
+        sources: ``[lookups]``, integers, rows of ``rows``; None if there is a row for each lookup, in order.
+        fresh: ``into`` has nothing in it yet and counts as zero.
+    """
+    rows, scales = rows.contiguous(), None if scales is None else scales.contiguous()
+    count, width = ids.shape[0], rows.shape[1]
+    require(available(rows, into) and into.dim() == 2 and into.shape[1] == width)
+    require(scales is None or (available(scales) and scales.shape == (count,)))
+    _require_within(ids, count, into.shape[0])
+    if sources is None:
+        require(rows.shape[0] == count)
+    else:
+        _require_within(sources, count, rows.shape[0])
+    failed = loaded_library().add_rows(
+        *(count, width, into.shape[0], rows.data_ptr(), _address(sources)),
+        *(ids.data_ptr(), _address(scales), into.data_ptr(), into.stride(0), into.stride(1)),
+        *(fresh, torch.get_num_threads()),
+    )
+    succeed(failed)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _is_index(index: Tensor, count: int) -> bool:
+    in_memory = index.device.type == "cpu" and index.is_contiguous()
+    return index.shape == (count,) and index.dtype is torch.int64 and in_memory
+
+
+def _require_within(index: Tensor, count: int, end: int) -> None:
+    require(_is_index(index, count))
+    low, high = torch.aminmax(index) if count else (0, -1)
+    require(int(low) >= 0 and int(high) < end)
+
+
+def _require_spans(offsets: Tensor, count: int) -> None:
+    require(_is_index(offsets, offsets.shape[0]) and offsets.shape[0] > 0)
+    require(int(offsets[0]) == 0 and int(offsets[-1]) == count and bool((offsets[1:] >= offsets[:-1]).all()))
