@@ -1,5 +1,6 @@
 /* All kernels as one file for the compiler. */
 
 #include "correlate.c"
+#include "grouped.c"
 #include "lstm.c"
 #include "rows.c"

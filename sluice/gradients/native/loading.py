@@ -88,14 +88,14 @@ def _load(file: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(file))
     loaded.correlate.restype = ctypes.c_int
     loaded.correlate.argtypes = [
-        *[_integer] * 4,
+        *[_integer] * 6,
         *(_pointer, _integer, _pointer, _pointer),
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
     ]
     loaded.add_rows.restype = None
     loaded.add_rows.argtypes = [_integer, _integer, *[_pointer] * 5, ctypes.c_int]
-    for kernel in (loaded.lstm_forward, loaded.lstm_backward):
+    for kernel in (loaded.correlate_groups, loaded.lstm_forward, loaded.lstm_backward):
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
     return loaded
 
@@ -112,7 +112,7 @@ def _works(loaded: ctypes.CDLL) -> bool:
     windows, places = torch.arange(7), torch.arange(3) * 7
     found, squares = torch.empty(2, 7, 17), torch.empty(2)
     loaded.correlate(
-        *(2, 3, 7, 17, inputs.data_ptr(), 21, windows.data_ptr(), places.data_ptr()),
+        *(2, 3, 7, 17, 1, 0, inputs.data_ptr(), 21, windows.data_ptr(), places.data_ptr()),
         *(outputs.data_ptr(), 51, 17, found.data_ptr(), 7 * 17, 7, squares.data_ptr(), 1),
     )
     expected = torch.einsum("ntc,nto->nco", inputs, outputs)
