@@ -14,7 +14,7 @@ from sluice.gradients.layers.correlation import Geometry
 #: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
 _TRAFFIC = 12.0
 #: The same for one element that is only read, or only written, in one long run.
-_STREAM = 4.0
+STREAM = 4.0
 
 #: How much slower multiply-adds are in double precision, the conversion included.
 DOUBLE = 3.0
@@ -50,11 +50,11 @@ def explicit(geometry: Geometry, *, then_sum: bool, compiled: bool) -> float:
     """Per-sample gradients, and, if a weighted sum follows, reading them a second time."""
     if compiled:
         # The compiled kernel copies no windows, takes norms on the way, and writes gradients only if they are kept.
-        return weight_gradient(geometry) * _tiled(geometry) + _STREAM * (2 if then_sum else 0) * geometry.weight_size
+        return weight_gradient(geometry) * _tiled(geometry) + STREAM * (2 if then_sum else 0) * geometry.weight_size
     copied = geometry.positions * geometry.image_channels * geometry.kernel[-1]
     passes = 3 if then_sum else 2
     products = weight_gradient(geometry) * _small_products(geometry.map_channels)
-    return products + _TRAFFIC * copied + _STREAM * passes * geometry.weight_size
+    return products + _TRAFFIC * copied + STREAM * passes * geometry.weight_size
 
 
 def _tiled(geometry: Geometry) -> float:

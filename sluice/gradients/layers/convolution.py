@@ -21,7 +21,7 @@ from sluice.gradients.contributions import (
     working,
     zero_rows,
 )
-from sluice.gradients.gram import gram_norms
+from sluice.gradients.gram import gram, gram_norms
 from sluice.gradients.layers.correlation import (
     Geometry,
     grouped_product,
@@ -63,9 +63,7 @@ class CorrelationContribution(Contribution):
         options: GradientOptions,
         lender: Lender,
     ) -> None:
-        super().__init__(parameter)
-        self._lender = lender
-        self._loan: object = None
+        super().__init__(parameter, lender=lender)
         self._tap = tap
         self._source = source
         self._geometry = geometry
@@ -86,8 +84,10 @@ class CorrelationContribution(Contribution):
         kernel = self._kernel(keep, compiled)
         if kernel == "explicit":
             return self._explicit_norms(image, maps, keep=keep, compiled=compiled)
-        gram = window_gram if kernel == "pixel_gram" else window_gram_from_windows
-        return gram_norms(lambda rows: gram(image[rows].double(), self._geometry), maps)
+        windows = window_gram if kernel == "pixel_gram" else window_gram_from_windows
+        return gram_norms(
+            lambda rows: windows(image[rows].double(), self._geometry), lambda rows: gram(maps[rows]), maps
+        )
 
     def _kernel(self, keep: bool, compiled: bool) -> str:
         geometry = self._geometry
@@ -104,11 +104,11 @@ class CorrelationContribution(Contribution):
         if compiled:
             formed = None
             if keep:
-                formed, self._loan = self._lender((n, inputs, outputs), maps)
+                formed = self.memory((n, inputs, outputs), maps)
                 self._gradients = formed.transpose(1, 2)
             return self._compiled_norms(image, maps, into=formed)
         if keep:
-            self._gradients, self._loan = self._lender((n, outputs, inputs), maps)
+            self._gradients = self.memory((n, outputs, inputs), maps)
             self._form(image, maps, self._gradients)
             return squared_norms(self._gradients)
         parts = [squared_norms(self._formed(image[rows], maps[rows])) for rows in self._blocks(image)]

@@ -129,7 +129,9 @@ def grouped_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor
         *(grads, channels_first, weight, None, stride, none, dilation, False, none, n * geometry.groups),
         (False, True, False),
     )
-    out.view(n, geometry.map_channels, *geometry.kernel, each).copy_(formed.view(n, -1, *weight.shape[1:]).movedim(2, -1))
+    out.view(n, geometry.map_channels, *geometry.kernel, each).copy_(
+        formed.view(n, -1, *weight.shape[1:]).movedim(2, -1)
+    )
 
 
 def rows_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -> None:

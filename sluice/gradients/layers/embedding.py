@@ -94,7 +94,7 @@ class RowContribution(Contribution):
         self._uses: tuple[Lookups, Tensor] | None = None
         self._dropped: Tensor | None = None
 
-    def _lookups_and_rows(self) -> tuple[Lookups, Tensor]:
+    def lookups_and_rows(self) -> tuple[Lookups, Tensor]:
         """All lookups, and the gradient of each."""
         if self._uses is None:
             parts = [_scaled(lookups, view(tap.gradient)) for tap, lookups, view in self._pieces]
@@ -118,7 +118,7 @@ class RowContribution(Contribution):
         return self._uses
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        lookups, rows = self._lookups_and_rows()
+        lookups, rows = self.lookups_and_rows()
         squares = squared_norms(rows)
         places, members, owners = lookups.repeated(self.parameter.shape[0])
         total = squares.new_zeros(lookups.batch_size)
@@ -129,22 +129,31 @@ class RowContribution(Contribution):
         return total.index_add_(0, lookups.samples, squares)
 
     def per_sample(self, samples: slice) -> Tensor:
-        lookups, rows = self._lookups_and_rows()
+        lookups, rows = self.lookups_and_rows()
+        start, stop, _ = samples.indices(lookups.batch_size)
+        gradients = rows.new_empty(stop - start, *self.parameter.shape)
+        self.add_per_sample(samples, into=gradients, fresh=True)
+        return gradients
+
+    def add_per_sample(self, samples: slice, *, into: Tensor, fresh: bool) -> None:
+        """Only rows that were used are touched."""
+        lookups, rows = self.lookups_and_rows()
         start, stop, _ = samples.indices(lookups.batch_size)
         inside = ((lookups.samples >= start) & (lookups.samples < stop)).nonzero().squeeze(1)
-        gradients = rows.new_zeros(stop - start, *self.parameter.shape)
-        where = lookups.samples[inside] - start, lookups.tokens[inside]
-        return gradients.index_put_(where, rows[inside], accumulate=True)
+        if fresh:
+            into.zero_()
+        where = (lookups.samples[inside] - start) * into.shape[1] + lookups.tokens[inside]
+        into.view(-1, into.shape[2]).index_add_(0, where, rows[inside].to(into.dtype))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        _, rows = self._lookups_and_rows()
+        _, rows = self.lookups_and_rows()
         total = rows.new_zeros(self.parameter.shape)
         self.add_weighted_sum(weights, into=total)
         return total
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         """Only rows that were used are touched: a large table costs no more than a small one."""
-        lookups, rows = self._lookups_and_rows()
+        lookups, rows = self.lookups_and_rows()
         weights = weights.to(rows.dtype)
         if self._compiled and kernels.available(rows, into):
             kernels.add_rows(rows, lookups.tokens, lookups.samples, weights, into=into)
