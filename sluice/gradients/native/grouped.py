@@ -65,8 +65,12 @@ def correlate(image: Tensor, maps: Tensor, geometry: Geometry, *, into: Tensor |
     tensors = {"inside": inside, "windows": windows, "places": places, "image": image, "maps": maps, "squares": squares}
     call = _Grouped(
         **{"n": n, "pixels": geometry.pixels, "padded_pixels": padded, "positions": positions, **steps},
-        kernel=geometry.kernel_size, groups=geometry.groups, row_length=geometry.maps[-1],
-        image_channels=geometry.image_channels, map_channels=outputs, threads=torch.get_num_threads(),
+        kernel=geometry.kernel_size,
+        groups=geometry.groups,
+        row_length=geometry.maps[-1],
+        image_channels=geometry.image_channels,
+        map_channels=outputs,
+        threads=torch.get_num_threads(),
         **{name: tensor.data_ptr() for name, tensor in tensors.items()},
         gradients=None if into is None else into.data_ptr(),
     )

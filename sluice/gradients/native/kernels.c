@@ -3,4 +3,5 @@
 #include "correlate.c"
 #include "grouped.c"
 #include "lstm.c"
+#include "normalisation.c"
 #include "rows.c"

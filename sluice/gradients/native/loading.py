@@ -30,6 +30,11 @@ _ALWAYS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno")
 _VARIANTS: tuple[tuple[str, ...], ...] = (("-march=native", "-fopenmp"), ("-march=native",), ())
 _SECONDS = 120
 
+_TAKE_A_STRUCT = (
+    *("correlate_groups", "lstm_forward", "lstm_backward"),
+    *("rows_norm_backward", "group_norm_backward", "group_norm_backward_channels_last"),
+)
+
 _log = logging.getLogger(__name__)
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
@@ -95,7 +100,8 @@ def _load(file: Path) -> ctypes.CDLL:
     ]
     loaded.add_rows.restype = None
     loaded.add_rows.argtypes = [_integer, _integer, *[_pointer] * 5, ctypes.c_int]
-    for kernel in (loaded.correlate_groups, loaded.lstm_forward, loaded.lstm_backward):
+    for name in _TAKE_A_STRUCT:
+        kernel = getattr(loaded, name)
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
     return loaded
 
