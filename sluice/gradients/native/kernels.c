@@ -2,6 +2,7 @@
 
 #include "correlate.c"
 #include "grouped.c"
+#include "gru.c"
 #include "lstm.c"
 #include "normalisation.c"
 #include "rows.c"

@@ -31,7 +31,7 @@ _VARIANTS: tuple[tuple[str, ...], ...] = (("-march=native", "-fopenmp"), ("-marc
 _SECONDS = 120
 
 _TAKE_A_STRUCT = (
-    *("correlate_groups", "lstm_forward", "lstm_backward"),
+    *("correlate_groups", "lstm_forward", "lstm_backward", "gru_forward", "gru_backward"),
     *("rows_norm_backward", "group_norm_backward", "group_norm_backward_channels_last"),
 )
 
