@@ -16,6 +16,9 @@ _TRAFFIC = 12.0
 #: The same for one element that is only read, or only written, in one long run.
 STREAM = 4.0
 
+#: The largest block of memory that glibc keeps for later.
+_ALLOCATED = 32 * 2**20
+
 #: How much slower multiply-adds are in double precision, the conversion included.
 DOUBLE = 3.0
 
@@ -73,17 +76,22 @@ def kernel_for(geometry: Geometry, *, then_sum: bool, compiled: bool = False) ->
     return min(costs, key=lambda name: costs[name])
 
 
-def chunk_size(bytes_per_sample: int, *, sequential: bool) -> int:
-    """How many samples go through the model at once: a power of two from 64 to 256.
+def chunk_size(bytes_per_sample: int, *, sequential: bool, largest_bytes: int = 0) -> int:
+    """How many samples go through the model at once: a power of two from 16 to 256.
 
     What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
-    matrix products too small, and more than 256 gain nothing. Recurrent layers take many small steps one after the
+    matrix products too small, and more than 256 gain nothing. But where one tensor alone (``largest_bytes`` for each
+    sample) is so large, as the scores of all words at all positions are, that allocators give its memory back
+    at once, every use of it would touch fresh pages. Recurrent layers take many small steps one after the
     other (``sequential``), for which only many samples make up.
     """
     if sequential:
         return 256
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
-    return min(256, max(64, 1 << (fitting.bit_length() - 1)))
+    rows = min(256, max(64, 1 << (fitting.bit_length() - 1)))
+    while rows > 16 and rows * largest_bytes > _ALLOCATED:
+        rows //= 2
+    return rows
 
 
 def fixed_rows(expected_batch_size: float, *, most: int) -> int:

@@ -137,7 +137,9 @@ class PerSampleGradients:
         prepared = self._preparation.prepare(x)
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
-            prepared.layout.bytes_per_sample, sequential=any(isinstance(module, nn.RNNBase) for module in self._units)
+            prepared.layout.bytes_per_sample,
+            largest_bytes=prepared.layout.largest_bytes,
+            sequential=any(isinstance(module, nn.RNNBase) for module in self._units),
         )
         if self._expected_batch_size is not None:
             self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)

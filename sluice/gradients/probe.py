@@ -65,11 +65,13 @@ class Layout:
         axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
         outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
         bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps.
+        largest_bytes: size of the largest of them, for one sample.
     """
 
     axes: dict[tuple[str, int], Axes]
     outputs: Axes
     bytes_per_sample: int
+    largest_bytes: int
 
 
 def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) -> Layout:
@@ -85,7 +87,7 @@ def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) 
         if key in three.inputs and len(three.inputs[key]) == len(shapes)
     }
     outputs = _axes(two.outputs, three.outputs) if len(two.outputs) == len(three.outputs) else ()
-    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2)
+    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2, largest_bytes=two.largest // 2)
 
 
 def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:
@@ -106,6 +108,7 @@ class _Seen:
     inputs: dict[tuple[str, int], list[torch.Size]]
     outputs: list[torch.Size]
     size: int = 0
+    largest: int = 0
 
 
 def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
@@ -119,7 +122,9 @@ def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
             counts[unit.name] = number + 1
             tensors = leaves_in(inputs, keywords)
             seen.inputs[unit.name, number] = [tensor.shape for tensor in tensors]
-            seen.size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
+            sizes = [t.numel() * t.element_size() for t in (*tensors, *tensors_in(output))]
+            seen.size += sum(sizes)
+            seen.largest = max([seen.largest, *sizes])
 
     handle = register_module_forward_hook(note, with_kwargs=True)
     try:

@@ -41,3 +41,8 @@ def test_chunks_have_64_to_256_samples(each, expected):
 
 def test_recurrent_models_get_large_chunks():
     assert costs.chunk_size(760_000, sequential=True) == 256
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(1, 64), (500_000, 64), (1_024_000, 32), (10**9, 16)])
+def test_chunks_have_no_tensor_that_allocators_give_back(largest, expected):
+    assert costs.chunk_size(3_000_000, sequential=False, largest_bytes=largest) == expected
