@@ -1,7 +1,8 @@
-"""What secure noise costs: a million normals beside torch.randn, and a release beside a training step.
+"""What secure noise costs: releases of several sizes beside torch.randn, and beside a training step.
 
-All of it runs interleaved in one process on one thread, in processor time, so that the ratios mean something on a
-busy machine. Run: python benchmarks/noise.py [--entries N] [--rounds N] [--output FILE]
+All of it runs interleaved in one process, so that the ratios mean something on a busy machine: in processor time on one
+thread, else in elapsed time. Run: python benchmarks/noise.py [--threads N] [--rounds N] [--output FILE]; with
+SLUICE_NATIVE=0 for the torch operations that take over where there is no compiler.
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ from pathlib import Path
 
 import torch
 
+from sluice.randomness.native.kernels import available
 from sluice.randomness.noise import SecureNoise, noisy_sum
 from sluice.randomness.sampling import PoissonSampler
+
+SIZES = {
+    "26 thousand": [26_000],
+    "187 thousand": [187_000],
+    "1.9 million": [1_900_000],
+    "100 tensors of 260": [260] * 100,
+    "100 tensors of 1870": [1870] * 100,
+}
 
 
 def convolutional() -> tuple[torch.nn.Module, torch.Tensor]:
@@ -52,51 +62,68 @@ def training_step(model: torch.nn.Module, inputs: torch.Tensor) -> Callable[[], 
 
 
 def measure(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of processor time of each task in each round, after one round that is not counted."""
+    """Nanoseconds of each task in each round, after one round that is not counted."""
+    clock = time.process_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(rounds + 1):
         for name, task in tasks.items():
-            start = time.process_time()
+            start = clock()
             task()
-            times[name].append(1000 * (time.process_time() - start))
+            times[name].append(clock() - start)
     return {name: values[1:] for name, values in times.items()}
+
+
+def release(sizes: list[int], rounds: int) -> dict[str, float]:
+    """A release of tensors with these numbers of entries, in nanoseconds for each entry, and `torch.randn` of as many."""
+    raw_sum, entries, source = [torch.zeros(size) for size in sizes], sum(sizes), SecureNoise()
+    times = measure(
+        {
+            "torch_randn": lambda: torch.randn(entries),
+            "noisy_sum": lambda: noisy_sum(raw_sum, noise_multiplier=1.0, sensitivity=1.0, noise=source),
+        },
+        rounds,
+    )
+    each = {name: round(statistics.median(values) / entries, 2) for name, values in times.items()}
+    return {**each, "ratio": round(ratio(times, "noisy_sum", "torch_randn"), 2)}
+
+
+def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
+    return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, default=1_000_000, help="normals per draw")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     options = parser.parse_args()
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     source = SecureNoise()
-    raw_sum = [torch.zeros(options.entries)]
+    raw_sum = [torch.zeros(1_000_000)]
     small = PoissonSampler(dataset_size=60_000, sample_rate=1024 / 60_000, source=source)
     large = PoissonSampler(dataset_size=10_000_000, sample_rate=1e-4, source=source)
+    indices = torch.arange(1024)
     times = measure(
         {
-            "torch_randn": lambda: torch.randn(options.entries),
-            "secure_normals": lambda: source.rounded_normal(options.entries, scale=1.5 * 2.0**25),
             "noisy_sum": lambda: noisy_sum(raw_sum, noise_multiplier=1.0, sensitivity=1.0, noise=source),
             "convolutional_step": training_step(*convolutional()),
             "dense_step": training_step(*dense()),
+            "one_number": lambda: source.noisy_number(0.0, noise_multiplier=1.0, sensitivity=1.0),
             "sample_60_thousand": small.sample,
             "sample_10_million": large.sample,
+            "order_1024": lambda: source.random_order(indices),
         },
-        options.rounds,
+        max(options.rounds // 3, 1),
     )
-
-    def ratio(of: str, to: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
-
     result = {
-        "entries": options.entries,
+        "threads": options.threads,
         "rounds": options.rounds,
-        "median_milliseconds": {name: round(statistics.median(values), 3) for name, values in times.items()},
-        "secure_normals_over_randn": round(ratio("secure_normals", "torch_randn"), 2),
-        "noisy_sum_percent_of_convolutional_step": round(100 * ratio("noisy_sum", "convolutional_step"), 2),
-        "noisy_sum_percent_of_dense_step": round(100 * ratio("noisy_sum", "dense_step"), 2),
+        "compiled": available(1),
+        "nanoseconds_per_entry": {name: release(sizes, options.rounds) for name, sizes in SIZES.items()},
+        "median_milliseconds": {name: round(statistics.median(each) / 1e6, 3) for name, each in times.items()},
+        "noisy_sum_percent_of_convolutional_step": round(100 * ratio(times, "noisy_sum", "convolutional_step"), 2),
+        "noisy_sum_percent_of_dense_step": round(100 * ratio(times, "noisy_sum", "dense_step"), 2),
         "torch": torch.__version__,
         "processor": platform.processor() or platform.machine(),
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ settings.register_profile("default", deadline=None, derandomize=True, print_blob
 settings.load_profile("default")
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the user's own cache. One cache serves the whole run, its parallel workers included."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    monkeypatch.setenv("SLUICE_CACHE", str(shared / "sluice-cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLUICE_CACHE", str(shared / "sluice-cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice.randomness.noise import Keystream, NoiseSource
+from sluice.randomness.keystream import Keystream
+from sluice.randomness.noise import NoiseSource
 
 # The Mersenne Twister, which torch, numpy and Python all use on CPUs, has this many words of 32 bits.
 _WORDS = 624

@@ -15,40 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
 from sluice._base.grids import bernoulli_threshold, power_of_two_below, release_grid
-from sluice.randomness.rounded_normal import rounded_normals
+from sluice.randomness.keystream import Keystream
+from sluice.randomness.native.kernels import workable
+from sluice.randomness.rounded_normal import Entries, rounded_normals
 
 # The grid of `NoiseSource.normal` in units of its standard deviation.
 NORMAL_GRID = 2.0**-30
 
-_ZEROS = bytes(1 << 19)
 _RECORDS_PER_BLOCK = 1 << 18
-
-
-class Keystream:
-    """The ChaCha20 keystream of one key and one 96-bit number, read from its beginning."""
-
-    def __init__(self, *, key: bytes, number: int) -> None:
-        nonce = bytes(4) + number.to_bytes(12, "little")
-        self._cipher = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-
-    def read_into(self, target: np.ndarray) -> None:
-        """Overwrite a contiguous array with the next bytes."""
-        target_bytes = target.view(np.uint8).data
-        for start in range(0, len(target_bytes), len(_ZEROS)):
-            part = target_bytes[start : start + len(_ZEROS)]
-            self._cipher.update_into(memoryview(_ZEROS)[: len(part)], part)
-
-    def read(self, count: int, dtype: type[np.unsignedinteger[Any]]) -> np.ndarray:
-        """The next ``count`` uniform integers of an unsigned type."""
-        result = np.empty(count, dtype=dtype)
-        self.read_into(result)
-        return result
 
 
 class NoiseSource(ABC):
@@ -67,7 +46,9 @@ class NoiseSource(ABC):
     def random_order(self, indices: Tensor) -> Tensor:
         """The same indices in a uniformly random order (two of 2^64 equal keys among 2^20 have odds of 2^-25)."""
         keys = self.side_keystream("order").read(len(indices), np.uint64)
-        return indices[torch.from_numpy(np.argsort(keys, kind="stable"))]
+        # Signed numbers in the same order: torch sorts those, and five times as fast as numpy where there are many.
+        signed = (keys ^ np.uint64(1 << 63)).view(np.int64)
+        return indices[torch.argsort(torch.from_numpy(signed), stable=True)]
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -80,6 +61,10 @@ class NoiseSource(ABC):
     def rounded_normal(self, count: int, *, scale: float) -> Tensor:
         """``count`` draws of a real ``N(0, scale^2)``, each rounded to the nearest integer, as float64."""
         return rounded_normals(count, scale=scale, digits=self.keystream())
+
+    def add_rounded_normal(self, entries: Entries, *, scale: float, step: float) -> None:
+        """Round entries to multiples of a power of two, and add draws of ``rounded_normal`` times that to them, in place."""
+        entries.add_rounded_normals(scale=scale, step=step, digits=self.keystream())
 
     def normal(self, shape: Sequence[int], std: float, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Independent draws of ``N(0, std^2)``, rounded to multiples of about ``std * 2^-30`` and then to ``dtype``.
@@ -236,26 +221,29 @@ def noisy_sum(
     """
     validate.positive(noise_multiplier=noise_multiplier, sensitivity=sensitivity)
     validate.non_negative(sum_error=sum_error)
-    entries = sum(tensor.numel() for tensor in raw_sum)
-    if not all(_is_finite(tensor) for tensor in raw_sum):
+    work = [_work_on(tensor) for tensor in raw_sum]
+    entries = Entries(work)
+    if not entries.all_finite():
         raise DataError(
             "raw_sum holds NaN or infinite entries and cannot be released: the contribution of a record whose gradient "
             "is not finite must be set to zero before it is added; lower the learning rate if all of them are."
         )
     step, std = release_grid(
-        noise_multiplier=noise_multiplier, sensitivity=sensitivity, entries=entries, sum_error=sum_error
+        noise_multiplier=noise_multiplier, sensitivity=sensitivity, entries=entries.count, sum_error=sum_error
     )
-    drawn = noise.rounded_normal(entries, scale=std / step)
+    noise.add_rounded_normal(entries, scale=std / step, step=step)
     with torch.no_grad():
-        for tensor, steps in zip(raw_sum, drawn.split([tensor.numel() for tensor in raw_sum]), strict=True):
-            raw_steps = tensor.detach().to(device="cpu", dtype=torch.float64, copy=True).mul_(1 / step)
-            steps.add_(raw_steps.round_().clamp_(-(2.0**52), 2.0**52).flatten())
-            tensor.copy_(steps.mul_(step).view(tensor.shape))
+        for tensor, worked in zip(raw_sum, work, strict=True):
+            if worked is not tensor:
+                tensor.copy_(worked)
     return list(raw_sum)
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    return tensor.numel() == 0 or all(math.isfinite(end) for end in torch.aminmax(tensor.detach()))
+def _work_on(tensor: Tensor) -> Tensor:
+    """The tensor itself where noise can be added to its memory, else a copy in float64."""
+    if workable(tensor):
+        return tensor
+    return tensor.detach().to(device="cpu", dtype=torch.float64, memory_format=torch.contiguous_format, copy=True)
 
 
 def _key_of(seed: int, *, purpose: str = "noise") -> bytes:

@@ -14,6 +14,7 @@ from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToep
 from sluice.accounting.matrix.workload import prefix_sums
 from sluice.randomness.correlated import CorrelatedNoise, CorrelatedRelease
 from sluice.randomness.noise import SeededNoise
+from sluice.randomness.rounded_normal import Entries
 
 STEPS = 24
 STRATEGIES = [
@@ -112,8 +113,8 @@ def test_what_a_skipped_step_held_never_comes_back(strategy: BandedToeplitz | Bu
     """The lost step is rolled back to the state before it; later rows of C G are those without its sum."""
 
     class Silent(SeededNoise):
-        def rounded_normal(self, count: int, *, scale: float) -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.float64)
+        def add_rounded_normal(self, entries: Entries, *, scale: float, step: float) -> None:
+            pass
 
     mechanism = CorrelatedRelease(strategy, steps=6, noise_multiplier=1.0, max_grad_norm=1.0, source=Silent(0))
     sums = [3.0, 5.0, 0.0, 7.0, 11.0]

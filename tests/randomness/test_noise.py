@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import pickle
+from collections.abc import Iterator
 from fractions import Fraction
 
 import mpmath
@@ -17,11 +18,24 @@ from scipy import stats
 from sluice._base.errors import DataError, InputError
 from sluice._base.grids import bernoulli_threshold, power_of_two_below, release_grid
 from sluice.randomness import rounded_normal
-from sluice.randomness.noise import Keystream, NoiseSource, SecureNoise, SeededNoise, noisy_sum
-from sluice.randomness.rounded_normal import rounded_normals, settle
+from sluice.randomness.keystream import Keystream
+from sluice.randomness.native import kernels
+from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise, noisy_sum
+from sluice.randomness.rounded_normal import Entries, rounded_normals, settle
 
 # Statistical tests run on fixed seeds; each would fail a correct generator about once in ten thousand seeds.
 ALPHA = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True, params=["compiled", "torch"])
+def _both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds with the kernel in C and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(kernels, "library", lambda: None)
+        elif kernels.library() is None:
+            pytest.skip("no C compiler was found")
+        yield
 
 
 class ListedDigits:
@@ -374,10 +388,36 @@ def test_noisy_sum_has_the_stated_spread() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_noisy_sum_refuses_what_is_not_finite(bad: float) -> None:
-    raw = [torch.zeros(3), torch.tensor([1.0, bad])]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", [0, 70_000, 139_999])
+def test_noisy_sum_refuses_what_is_not_finite(bad: float, dtype: torch.dtype, place: int) -> None:
+    raw = [torch.ones(3), torch.ones(140_000, dtype=dtype)]
+    raw[1][place] = bad
+    before = [tensor.clone() for tensor in raw]
     with pytest.raises(DataError, match="raw_sum"):
         noisy_sum(raw, noise_multiplier=1.0, sensitivity=1.0, noise=SecureNoise())
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(raw, before, strict=True))
+
+
+def test_zero_has_no_sign() -> None:
+    """The sign of a zero would tell the sign of a raw sum that is far below the grid."""
+    for value in (-0.0, 0.0, -1e-9, 1e-9):
+        steps = torch.full((1000,), value, dtype=torch.float64)
+        Entries([steps]).add_rounded_normals(scale=0.3, step=1.0, digits=Keystream(key=bytes(32), number=1))
+        assert (steps == 0).any()
+        assert not steps[steps == 0].signbit().any()
+    assert not SeededNoise(1).rounded_normal(1000, scale=0.1).signbit().any()
+
+
+def test_beyond_the_largest_number_of_steps_is_clamped() -> None:
+    values = [2.0**52 + 6, 2.0**51 + 1, 2.0**60, 3e38, -(2.0**53), -3e38, 2.0**51 + 0.5, 2.0**50 + 0.75]
+    raw = torch.tensor(values, dtype=torch.float64)
+    drawn = SeededNoise(1).rounded_normal(len(values), scale=4.0)
+    Entries([raw]).add_rounded_normals(scale=4.0, step=1.0, digits=SeededNoise(1).keystream())
+    expected = [
+        min(max(round(value), -(2**52)), 2**52) + int(noise) for value, noise in zip(values, drawn, strict=True)
+    ]
+    assert [int(value) for value in raw] == expected
 
 
 def test_noisy_sum_edges() -> None:

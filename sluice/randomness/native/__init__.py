@@ -1,0 +1,1 @@
+"""Noise in C: see `kernels`."""
