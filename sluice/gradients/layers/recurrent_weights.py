@@ -109,7 +109,7 @@ class FusedGradients:
             if keep and n * size <= self._options.kept_bytes:
                 name, memory = f"kept {self._direction}", self._borrowed.memory
                 self._kept = [memory.buffer(f"{name} {i}", n, *shape) for i, shape in enumerate(shapes)]
-            into = self._kept or [None] * len(operands)
+            into: list[Tensor | None] = [*self._kept] if self._kept is not None else [None] * len(operands)
             compiled = self._options.compiled and kernels.available(self._inputs, self.d)
             norms = _compiled_norms if compiled else partial(_norms_in_pieces, max(1, _PIECE_BYTES // max(1, size)))
             split = self._features if len(operands) == 1 else None
