@@ -50,7 +50,7 @@ class Chunk:
         self._rows = recording.batch_size
         self._device = device
         self._warn = warn
-        self._contributions = combined(recording.release(), batch_size=recording.batch_size, block_bytes=kept_bytes)
+        self._contributions = combined(recording.release(), batch_size=recording.batch_size, kept_bytes=kept_bytes)
         self._norms: Tensor | None = None
         self._squares: list[Tensor] = []
 

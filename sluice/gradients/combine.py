@@ -7,56 +7,86 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from sluice.gradients.contributions import Contribution, squared_norms
+from sluice.gradients import tied
+from sluice.gradients.contributions import Contribution, squared_norms, zero_rows
+from sluice.gradients.positions import LinearContribution
+
+#: Gradients that are not kept are formed for as many samples as fit into this, so that they are still in the
+#: processor's cache when the next part is added to them.
+_BLOCK_BYTES = 8 * 2**20
 
 
 class SumContribution(Contribution):
     """Contributions of any kind to overlapping parts of one parameter (tied weights, a layer called twice).
 
-    The gradient of the sum is not the sum of the norms, so per-sample gradients are formed and added, for as many
-    samples at a time as fit into ``block_bytes``.
+    The gradient of the sum is not the sum of the norms, so per-sample gradients are formed and added, a few samples at
+    a time; they are kept for a weighted sum if all of them fit into ``kept_bytes``. An embedding that is also the output
+    layer has a cheaper way where it is large (`tied`).
     """
 
-    def __init__(self, parts: list[Contribution], *, batch_size: int, block_bytes: int) -> None:
-        super().__init__(parts[0].parameter)
-        self._parts = parts
+    def __init__(self, parts: list[Contribution], *, batch_size: int, kept_bytes: int) -> None:
+        lender = next((part.lender for part in parts if part.lender is not None), None)
+        super().__init__(parts[0].parameter, lender=lender)
+        # Products are the fastest to write into memory that holds nothing yet.
+        self._parts = sorted(parts, key=lambda part: not isinstance(part, LinearContribution))
         self._batch_size = batch_size
-        self._block = max(1, block_bytes // max(1, self.parameter.numel() * 4))
+        self._kept_bytes = kept_bytes
+        self._gradients: Tensor | None = None
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        starts = range(0, self._batch_size, self._block)
-        return torch.cat([squared_norms(self.per_sample(slice(i, i + self._block))) for i in starts])
+        pair = tied.pair(self._parts)
+        if pair is not None and pair.gram_is_cheaper:
+            return pair.norms_squared()
+        n, each = self._batch_size, self.parameter.numel()
+        like = self._parts[0].per_sample(slice(0, 0))
+        block = max(1, _BLOCK_BYTES // max(1, each * like.element_size()))
+        keep = keep and n * each * like.element_size() <= self._kept_bytes
+        buffer = self.memory((n if keep else min(n, block), *self.parameter.shape), like)
+        squares = like.new_zeros(n, dtype=torch.float64)
+        for start in range(0, n, block):
+            samples = slice(start, min(start + block, n))
+            formed = buffer[samples] if keep else buffer[: samples.stop - start]
+            self._form(samples, into=formed)
+            squares[samples] = squared_norms(formed)
+        self._gradients = buffer if keep else None
+        return squares
+
+    def _form(self, samples: slice, *, into: Tensor) -> None:
+        whole = self._parts[0].rows is None
+        if not whole:
+            into.zero_()
+        for i, part in enumerate(self._parts):
+            covered = into if part.rows is None else into[:, part.rows]
+            part.add_per_sample(samples, into=covered, fresh=whole and i == 0)
 
     def per_sample(self, samples: slice) -> Tensor:
-        total: Tensor | None = None
-        for part in self._parts:
-            gradients = part.per_sample(samples)
-            if total is None:
-                total = gradients.new_zeros(gradients.shape[0], *self.parameter.shape)
-            total[:, part.rows if part.rows is not None else slice(None)] += gradients.view(
-                gradients.shape[0], *part.shape
-            )
-        if total is None:
-            raise AssertionError("a sum of no contributions")
+        if self._gradients is not None:
+            return self._gradients[samples]
+        start, stop, _ = samples.indices(self._batch_size)
+        total = self._parts[0].per_sample(slice(0, 0)).new_empty(stop - start, *self.parameter.shape)
+        self._form(samples, into=total)
         return total
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total: Tensor | None = None
-        for part in self._parts:
-            value = part.weighted_sum(weights)
-            if total is None:
-                total = value.new_zeros(self.parameter.shape)
-            total[part.rows if part.rows is not None else slice(None)] += value.view(part.shape)
-        if total is None:
-            raise AssertionError("a sum of no contributions")
+        total = self._parts[0].per_sample(slice(0, 0)).new_zeros(self.parameter.shape)
+        self.add_weighted_sum(weights, into=total)
         return total
+
+    def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
+        if self._gradients is not None:
+            into += (weights.to(self._gradients.dtype) @ self._gradients.flatten(1)).view(into.shape)
+            return
+        for part in self._parts:
+            part.add_weighted_sum(weights, into=into if part.rows is None else into[part.rows])
 
     def drop(self, samples: Tensor) -> None:
         for part in self._parts:
             part.drop(samples)
+        if self._gradients is not None:
+            self._gradients = zero_rows(self._gradients, samples)
 
 
-def combined(contributions: list[Contribution], *, batch_size: int, block_bytes: int) -> list[Contribution]:
+def combined(contributions: list[Contribution], *, batch_size: int, kept_bytes: int) -> list[Contribution]:
     """Contributions whose squared norms may simply be added: no two of them touch the same entry of a parameter."""
     by_parameter: dict[Tensor, list[Contribution]] = defaultdict(list)
     for contribution in contributions:
@@ -67,7 +97,7 @@ def combined(contributions: list[Contribution], *, batch_size: int, block_bytes:
         if _disjoint(remaining):
             result.extend(remaining)
         else:
-            result.append(SumContribution(remaining, batch_size=batch_size, block_bytes=block_bytes))
+            result.append(SumContribution(remaining, batch_size=batch_size, kept_bytes=kept_bytes))
     return result
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sluice.gradients.workspace import Lender
 from sluice.mechanism.rounding_error import CHUNK_ROWS
 
 
@@ -133,11 +134,21 @@ class Contribution(ABC):
         rows: the part of the parameter's first axis that it covers; None for all of it. Contributions to
             disjoint rows of a parameter are independent, others to the same parameter are added up before a norm
             is taken.
+        lender: gives memory to gradients that are kept; None for new memory.
     """
 
-    def __init__(self, parameter: Tensor, *, rows: slice | None = None) -> None:
+    def __init__(self, parameter: Tensor, *, rows: slice | None = None, lender: Lender | None = None) -> None:
         self.parameter = parameter
         self.rows = rows
+        self.lender = lender
+        self._loan: object = None
+
+    def memory(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor for gradients that are kept, with the dtype and the device of another one."""
+        if self.lender is None:
+            return like.new_empty(shape)
+        buffer, self._loan = self.lender(shape, like)
+        return buffer
 
     @property
     def shape(self) -> torch.Size:
@@ -154,6 +165,14 @@ class Contribution(ABC):
     @abstractmethod
     def per_sample(self, samples: slice) -> Tensor:
         """The gradients themselves for some of the samples, ``[m, *shape]``."""
+
+    def add_per_sample(self, samples: slice, *, into: Tensor, fresh: bool) -> None:
+        """Add them to ``into``, ``[m, *shape]``; where that is ``fresh``, it has no content yet and is overwritten."""
+        gradients = self.per_sample(samples).view(into.shape)
+        if fresh:
+            into.copy_(gradients)
+        else:
+            into += gradients
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:

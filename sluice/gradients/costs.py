@@ -15,7 +15,10 @@ from sluice.mechanism.rounding_error import CHUNK_ROWS
 #: One element read, changed and written costs about as much as this many multiply-adds of a large matrix product.
 _TRAFFIC = 12.0
 #: The same for one element that is only read, or only written, in one long run.
-_STREAM = 4.0
+STREAM = 4.0
+
+#: The largest block of memory that glibc keeps for later.
+_ALLOCATED = 32 * 2**20
 
 #: How much slower multiply-adds are in double precision, the conversion included.
 DOUBLE = 3.0
@@ -51,11 +54,11 @@ def explicit(geometry: Geometry, *, then_sum: bool, compiled: bool) -> float:
     """Per-sample gradients, and, if a weighted sum follows, reading them a second time."""
     if compiled:
         # The compiled kernel copies no windows, takes norms on the way, and writes gradients only if they are kept.
-        return weight_gradient(geometry) * _tiled(geometry) + _STREAM * (2 if then_sum else 0) * geometry.weight_size
+        return weight_gradient(geometry) * _tiled(geometry) + STREAM * (2 if then_sum else 0) * geometry.weight_size
     copied = geometry.positions * geometry.image_channels * geometry.kernel[-1]
     passes = 3 if then_sum else 2
     products = weight_gradient(geometry) * _small_products(geometry.map_channels)
-    return products + _TRAFFIC * copied + _STREAM * passes * geometry.weight_size
+    return products + _TRAFFIC * copied + STREAM * passes * geometry.weight_size
 
 
 def _tiled(geometry: Geometry) -> float:
@@ -74,12 +77,14 @@ def kernel_for(geometry: Geometry, *, then_sum: bool, compiled: bool = False) ->
     return min(costs, key=lambda name: costs[name])
 
 
-def chunk_size(bytes_per_sample: int, *, sequential: bool, most: int = CHUNK_ROWS) -> int:
-    """How many samples go through the model at once: a power of two from 64 to 256; up to ``most``, where that is more.
+def chunk_size(bytes_per_sample: int, *, sequential: bool, largest_bytes: int = 0, most: int = CHUNK_ROWS) -> int:
+    """How many samples go through the model at once: a power of two from 16 to 256; up to ``most``, where that is more.
 
     What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
     matrix products too small, and more than 256 gain little, but for layers so quick that what every chunk costs
-    beside the arithmetic counts: those that allow larger chunks. Recurrent layers take many small steps one after the
+    beside the arithmetic counts: those that allow larger chunks. Where one tensor alone (``largest_bytes`` for each
+    sample) is so large, as the scores of all words at all positions are, that allocators give its memory back at once,
+    every use of it would touch fresh pages. Recurrent layers take many small steps one after the
     other (``sequential``), for which only many samples make up.
     """
     if sequential:
@@ -87,7 +92,10 @@ def chunk_size(bytes_per_sample: int, *, sequential: bool, most: int = CHUNK_ROW
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
     if fitting > CHUNK_ROWS and most > CHUNK_ROWS:
         return min(most, fitting * 5 // 4)
-    return min(CHUNK_ROWS, max(64, 1 << (fitting.bit_length() - 1)))
+    rows = min(CHUNK_ROWS, max(64, 1 << (fitting.bit_length() - 1)))
+    while rows > 16 and rows * largest_bytes > _ALLOCATED:
+        rows //= 2
+    return rows
 
 
 def even_rows(samples: int, *, most: int) -> int:

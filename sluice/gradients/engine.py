@@ -161,6 +161,7 @@ class PerSampleGradients:
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
             prepared.layout.bytes_per_sample,
+            largest_bytes=prepared.layout.largest_bytes,
             sequential=any(isinstance(module, nn.RNNBase) for module in self._units),
             most=BLOCK_ROWS if self._sums_in_blocks else CHUNK_ROWS,
         )

@@ -20,21 +20,27 @@ _ROUNDING = 500 * 2.0**-53
 _BLOCK_BYTES = 4 * 2**20
 
 
-def gram_norms(gram: Callable[[slice], Tensor], b: Tensor) -> Tensor:
+def gram(rows: Tensor) -> Tensor:
+    """Inner products of all pairs of positions, ``[n, positions, positions]``, in float64."""
+    exact = rows.double()
+    return torch.bmm(exact, exact.transpose(1, 2))
+
+
+def gram_norms(inputs: Callable[[slice], Tensor], outputs: Callable[[slice], Tensor], b: Tensor) -> Tensor:
     """Squared norms for each sample, in float64, never below those of the gradients that ``a`` and ``b`` stand for.
 
     Args:
-        gram: the input's Gram matrices ``[m, positions, positions]`` for some samples, in float64; may be overwritten.
-        b: derivatives ``[n, positions, out]``.
+        inputs: the inputs' Gram matrices ``[m, positions, positions]`` for some samples, in float64; may be overwritten.
+        outputs: the same for the derivatives.
+        b: derivatives ``[n, positions, out]``: how large a sample is.
     """
-    n, positions = b.shape[:2]
+    n, positions, width = b.shape
     squares = b.new_empty(n, dtype=torch.float64)
-    block = max(1, _BLOCK_BYTES // max(1, positions * positions * 8))
+    block = max(1, _BLOCK_BYTES // max(1, positions * max(positions, width) * 8))
     for start in range(0, n, block):
         rows = slice(start, min(start + block, n))
-        part = b[rows].double()
-        inputs, outputs = gram(rows), torch.bmm(part, part.transpose(1, 2))
-        lengths = inputs.diagonal(dim1=1, dim2=2) * outputs.diagonal(dim1=1, dim2=2)
+        first, second = inputs(rows), outputs(rows)
+        lengths = first.diagonal(dim1=1, dim2=2) * second.diagonal(dim1=1, dim2=2)
         full = lengths.clamp(min=0).sqrt().sum(1).square()
-        squares[rows] = inputs.mul_(outputs).flatten(1).sum(1).clamp(min=0) + _ROUNDING * full
+        squares[rows] = first.mul_(second).flatten(1).sum(1).clamp(min=0) + _ROUNDING * full
     return squares

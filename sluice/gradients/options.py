@@ -18,7 +18,7 @@ class GradientOptions:
     """Performance options of the gradient engine.
 
     Attributes:
-        chunk_size: samples that go through the model at once. None lets the cost model choose (64 to 256).
+        chunk_size: samples that go through the model at once. None lets the cost model choose (16 to 256).
         strategy: module name to kernel, for experiments: "gram" (norms from Gram matrices over positions),
             "explicit" (per-sample gradients are formed), "vmap" (run the module and all in it under
             `torch.func.vmap`), "loop" (the same, one sample after the other, for modules that vmap cannot run), "auto"
@@ -36,7 +36,7 @@ class GradientOptions:
 
     chunk_size: int | None = None
     strategy: Mapping[str, str] = field(default_factory=dict)
-    kept_bytes: int = 64 * 2**20
+    kept_bytes: int = 128 * 2**20
     compiled: bool = True
     verify: bool = True
     example: Any = field(default=None, compare=False, repr=False)

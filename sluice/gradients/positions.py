@@ -24,7 +24,7 @@ from sluice.gradients.contributions import (
     working,
     zero_rows,
 )
-from sluice.gradients.gram import gram_norms
+from sluice.gradients.gram import gram, gram_norms
 from sluice.gradients.native import kernels
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.workspace import Lender
@@ -36,10 +36,6 @@ _BLOCK_BYTES = 8 * 2**20
 def gram_is_cheaper(positions: int, outputs: int, inputs: int) -> bool:
     """The cost model, in multiply-adds for each sample: 3 T^2 (in + out) against T in out (docs/gradients.md)."""
     return costs.DOUBLE * positions * (inputs + outputs) < inputs * outputs
-
-
-def _gram(rows: Tensor) -> Tensor:
-    return torch.bmm(rows, rows.transpose(1, 2))
 
 
 class LinearContribution(Contribution):
@@ -67,8 +63,7 @@ class LinearContribution(Contribution):
         options: GradientOptions = GradientOptions(),
         lender: Lender | None = None,
     ) -> None:
-        super().__init__(parameter, rows=rows)
-        self._lender = lender
+        super().__init__(parameter, rows=rows, lender=lender)
         self._options = options
         self._holds: list[object] = []
         self._pairs: list[tuple[Tap, Tensor, Callable[[Tensor], Tensor]]] = [(tap, a, view)]
@@ -81,7 +76,8 @@ class LinearContribution(Contribution):
         self._holds.append(loan)
         return self
 
-    def _inputs_and_gradients(self) -> tuple[Tensor, Tensor]:
+    def inputs_and_derivatives(self) -> tuple[Tensor, Tensor]:
+        """``[n, positions, in]`` and ``[n, positions, out]``."""
         if self._ready is None:
             inputs = [working(a) for _, a, _ in self._pairs]
             gradients = [view(tap.gradient) for tap, _, view in self._pairs]
@@ -92,15 +88,15 @@ class LinearContribution(Contribution):
         return self._ready
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        a, b = self._inputs_and_gradients()
+        a, b = self.inputs_and_derivatives()
         positions, inputs, outputs = a.shape[1], a.shape[2], b.shape[2]
         if positions == 1:
             return squared_norms_of_products(a, b)
-        gram = gram_is_cheaper(positions, outputs, inputs) if self._strategy == "auto" else self._strategy == "gram"
-        if gram:
-            return gram_norms(lambda rows: _gram(a[rows].double()), b)
+        cheaper = gram_is_cheaper(positions, outputs, inputs)
+        if self._strategy == "gram" or (self._strategy == "auto" and cheaper):
+            return gram_norms(lambda rows: gram(a[rows]), lambda rows: gram(b[rows]), b)
         n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
-        formed = self._kept((n, inputs, outputs), a) if keep and n * bytes_each <= self._options.kept_bytes else None
+        formed = self.memory((n, inputs, outputs), a) if keep and n * bytes_each <= self._options.kept_bytes else None
         self._gradients = None if formed is None else formed.transpose(1, 2)
         if self._options.compiled and kernels.available(a, b):
             return kernels.products(a, b, into=formed)[0]
@@ -110,22 +106,22 @@ class LinearContribution(Contribution):
         starts = range(0, n, block)
         return torch.cat([squared_norms(self.per_sample(slice(i, i + block))) for i in starts])
 
-    def _kept(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        if self._lender is None:
-            return like.new_empty(shape)
-        buffer, loan = self._lender(shape, like)
-        self._holds.append(loan)
-        return buffer
-
     def per_sample(self, samples: slice) -> Tensor:
-        a, b = self._inputs_and_gradients()
+        a, b = self.inputs_and_derivatives()
         return torch.bmm(b[samples].transpose(1, 2), a[samples])
+
+    def add_per_sample(self, samples: slice, *, into: Tensor, fresh: bool) -> None:
+        a, b = self.inputs_and_derivatives()
+        if fresh and self._options.compiled and kernels.available(a, b, into):
+            kernels.products(b[samples], a[samples], into=into)
+        else:
+            super().add_per_sample(samples, into=into, fresh=fresh)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._gradients is not None:
             formed = self._gradients
             return sum_of_blocks(len(formed), lambda rows: weighted(formed[rows], weights[rows]))
-        a, b = self._inputs_and_gradients()
+        a, b = self.inputs_and_derivatives()
         scaled = b * weights.to(b.dtype).view(-1, 1, 1)
 
         def part(rows: slice) -> Tensor:
@@ -134,7 +130,7 @@ class LinearContribution(Contribution):
         return sum_of_blocks(len(a), part)
 
     def drop(self, samples: Tensor) -> None:
-        a, b = self._inputs_and_gradients()
+        a, b = self.inputs_and_derivatives()
         self._ready = zero_rows(a, samples), zero_rows(b, samples)
         if self._gradients is not None:
             self._gradients = zero_rows(self._gradients, samples)

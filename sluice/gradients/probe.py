@@ -66,11 +66,13 @@ class Layout:
         outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
         bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps. Integers do
             not count: lists of words are as long as the longest one of the data, which must not decide how chunks are cut.
+        largest_bytes: size of the largest of them, for one sample.
     """
 
     axes: dict[tuple[str, int], Axes]
     outputs: Axes
     bytes_per_sample: int
+    largest_bytes: int
 
 
 def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) -> Layout:
@@ -86,7 +88,7 @@ def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) 
         if key in three.inputs and len(three.inputs[key]) == len(shapes)
     }
     outputs = _axes(two.outputs, three.outputs) if len(two.outputs) == len(three.outputs) else ()
-    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2)
+    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2, largest_bytes=two.largest // 2)
 
 
 def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:
@@ -107,6 +109,7 @@ class _Seen:
     inputs: dict[tuple[str, int], list[torch.Size]]
     outputs: list[torch.Size]
     size: int = 0
+    largest: int = 0
 
 
 def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
@@ -121,7 +124,9 @@ def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
             tensors = leaves_in(inputs, keywords)
             seen.inputs[unit.name, number] = [tensor.shape for tensor in tensors]
             numbers = (t for t in (*tensors, *tensors_in(output)) if t.is_floating_point() or t.is_complex())
-            seen.size += sum(t.numel() * t.element_size() for t in numbers)
+            sizes = [t.numel() * t.element_size() for t in numbers]
+            seen.size += sum(sizes)
+            seen.largest = max([seen.largest, *sizes])
 
     handle = register_module_forward_hook(note, with_kwargs=True)
     try:

@@ -54,3 +54,8 @@ def test_quick_layers_get_larger_chunks(each, expected):
 @pytest.mark.parametrize(("samples", "rows"), [(1, 1), (256, 256), (257, 129), (1024, 256), (1025, 205)])
 def test_chunks_are_cut_evenly(samples, rows):
     assert costs.even_rows(samples, most=256) == rows
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(1, 64), (500_000, 64), (1_024_000, 32), (10**9, 16)])
+def test_chunks_have_no_tensor_that_allocators_give_back(largest, expected):
+    assert costs.chunk_size(3_000_000, sequential=False, largest_bytes=largest) == expected

@@ -107,6 +107,56 @@ def test_threads_do_not_change_a_bit(threads: None) -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
+class Wrapped(nn.Module):
+    """A module on its own, whose output may be a tuple; a loss of all of its output's entries."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.module(x)
+        return found[0] if isinstance(found, tuple) else found
+
+
+LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
+    "depthwise": (nn.Conv2d(19, 19, 3, padding=1, groups=19), torch.randn(9, 19, 7, 6)),
+    "groups": (nn.Conv2d(8, 24, 3, stride=2, groups=2), torch.randn(9, 8, 7, 6)),
+    "layer norm": (nn.LayerNorm(21), torch.randn(9, 40, 21)),
+    "group norm": (nn.GroupNorm(3, 21), torch.randn(9, 21, 50)),
+    "group norm, channels last": (
+        nn.GroupNorm(3, 21),
+        torch.randn(9, 21, 7, 6).contiguous(memory_format=torch.channels_last),
+    ),
+    "gru": (nn.GRU(5, 11, num_layers=2, bidirectional=True, batch_first=True), torch.randn(9, 6, 5)),
+}
+
+
+def _gradients(module: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    engine = PerSampleGradients(Wrapped(module), options=GradientOptions(verify=False))
+    return engine.weighted_sum(x, None, lambda out, _: out.square().flatten(1).sum(1), lambda norms: 1 / norms)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@needs_kernels
+def test_layers_give_each_sample_the_same_bits_in_any_company(name: str, threads: None) -> None:
+    module, x = LAYERS[name]
+    torch.set_num_threads(1)
+    norms, sums = _gradients(module, x)
+    torch.set_num_threads(2)
+    again, sums_again = _gradients(module, x)
+    assert torch.equal(norms, again)
+    assert all(torch.equal(sums[key], sums_again[key]) for key in sums)
+    changed = x.clone(memory_format=torch.preserve_format)
+    changed[4] = float("nan")
+    with pytest.warns(UserWarning, match="not finite"):
+        found, rest = _gradients(module, changed)
+    others = [i for i in range(9) if i != 4]
+    assert torch.equal(found[others], norms[others])
+    _, expected = _gradients(module, x[others])
+    torch.testing.assert_close(rest, expected, rtol=1e-4, atol=1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(0, 50), width=st.integers(1, 20), table=st.integers(1, 9), threads=st.integers(1, 3))
 @needs_kernels

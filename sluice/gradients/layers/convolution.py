@@ -21,18 +21,20 @@ from sluice.gradients.contributions import (
     working,
     zero_rows,
 )
-from sluice.gradients.gram import gram_norms
+from sluice.gradients.gram import gram, gram_norms
 from sluice.gradients.layers.correlation import (
     Geometry,
+    grouped_product,
     offsets,
     padded,
     prefers_rows,
+    reached_sizes,
     rows_product,
     window_gram,
     window_gram_from_windows,
     windows_product,
 )
-from sluice.gradients.native import kernels
+from sluice.gradients.native import grouped, kernels
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.rules import Call, Rule, register
 from sluice.gradients.workspace import Lender
@@ -61,9 +63,7 @@ class CorrelationContribution(Contribution):
         options: GradientOptions,
         lender: Lender,
     ) -> None:
-        super().__init__(parameter)
-        self._lender = lender
-        self._loan: object = None
+        super().__init__(parameter, lender=lender)
         self._tap = tap
         self._source = source
         self._geometry = geometry
@@ -80,12 +80,14 @@ class CorrelationContribution(Contribution):
 
     def norms_squared(self, *, keep: bool) -> Tensor:
         image, maps = self._image_and_maps()
-        compiled = self._options.compiled and self._geometry.groups == 1 and kernels.available(image, maps)
+        compiled = self._options.compiled and kernels.available(image, maps)
         kernel = self._kernel(keep, compiled)
         if kernel == "explicit":
             return self._explicit_norms(image, maps, keep=keep, compiled=compiled)
-        gram = window_gram if kernel == "pixel_gram" else window_gram_from_windows
-        return gram_norms(lambda rows: gram(image[rows].double(), self._geometry), maps)
+        windows = window_gram if kernel == "pixel_gram" else window_gram_from_windows
+        return gram_norms(
+            lambda rows: windows(image[rows].double(), self._geometry), lambda rows: gram(maps[rows]), maps
+        )
 
     def _kernel(self, keep: bool, compiled: bool) -> str:
         geometry = self._geometry
@@ -102,11 +104,11 @@ class CorrelationContribution(Contribution):
         if compiled:
             formed = None
             if keep:
-                formed, self._loan = self._lender((n, inputs, outputs), maps)
+                formed = self.memory((n, inputs, outputs), maps)
                 self._gradients = formed.transpose(1, 2)
             return self._compiled_norms(image, maps, into=formed)
         if keep:
-            self._gradients, self._loan = self._lender((n, outputs, inputs), maps)
+            self._gradients = self.memory((n, outputs, inputs), maps)
             self._form(image, maps, self._gradients)
             return squared_norms(self._gradients)
         parts = [squared_norms(self._formed(image[rows], maps[rows])) for rows in self._blocks(image)]
@@ -114,6 +116,8 @@ class CorrelationContribution(Contribution):
 
     def _compiled_norms(self, image: Tensor, maps: Tensor, *, into: Tensor | None) -> Tensor:
         geometry, n = self._geometry, image.shape[0]
+        if grouped.suits(geometry):
+            return grouped.correlate(image, maps, geometry, into=into)
         windows, places = offsets(geometry)
         # Padding is a copy, made for a few samples at a time as well.
         block = max(1, _BLOCK_BYTES // max(1, image[:1].numel() * 4)) if any(geometry.padding) else max(1, n)
@@ -121,7 +125,9 @@ class CorrelationContribution(Contribution):
         for start in range(0, n, block):
             rows = slice(start, min(start + block, n))
             part = None if into is None else into[rows]
-            squares[rows] = kernels.correlate(padded(image[rows], geometry), windows, places, maps[rows], into=part)[0]
+            squares[rows] = kernels.correlate(
+                padded(image[rows], geometry), windows, places, maps[rows], into=part, groups=geometry.groups
+            )[0]
         return squares
 
     @property
@@ -137,6 +143,8 @@ class CorrelationContribution(Contribution):
 
     def _form(self, image: Tensor, maps: Tensor, out: Tensor) -> None:
         product = rows_product if prefers_rows(self._geometry) else windows_product
+        if self._geometry.groups > 1:
+            product = grouped_product
         for rows in self._blocks(image):
             product(image[rows], maps[rows], self._geometry, out[rows])
 
@@ -171,7 +179,7 @@ class CorrelationContribution(Contribution):
         if not self._is_plain():
             # Output padding of a transposed convolution may leave pixels that no window reaches.
             image, padding = padded(image, geometry), [0] * rank
-            image = image[(slice(None), *(slice(size) for size in self._reached()))]
+            image = image[(slice(None), *(slice(size) for size in reached_sizes(geometry)))]
         weight = self.parameter.detach().to(image.dtype)
         summed: Tensor
         _, summed, _ = torch.ops.aten.convolution_backward(
@@ -189,17 +197,10 @@ class CorrelationContribution(Contribution):
         )
         return summed
 
-    def _reached(self) -> list[int]:
-        """Sizes of the part of the padded image that windows reach."""
-        g = self._geometry
-        return [
-            (t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip(g.maps, g.stride, g.kernel, g.dilation, strict=True)
-        ]
-
     def _is_plain(self) -> bool:
         """Whether a convolution of the image has exactly the maps' sizes."""
         g = self._geometry
-        sizes = zip(g.image, g.padding, self._reached(), g.stride, strict=True)
+        sizes = zip(g.image, g.padding, reached_sizes(g), g.stride, strict=True)
         return all(0 <= size + 2 * padding - used < stride for size, padding, used, stride in sizes)
 
     def drop(self, samples: Tensor) -> None:

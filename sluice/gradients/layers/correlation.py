@@ -50,6 +50,16 @@ class Geometry:
         return self.map_channels * self.image_channels * self.kernel_size // self.groups
 
 
+def padded_sizes(geometry: Geometry) -> list[int]:
+    return [size + 2 * padding for size, padding in zip(geometry.image, geometry.padding, strict=True)]
+
+
+def reached_sizes(geometry: Geometry) -> list[int]:
+    """Sizes of the part of the padded image that windows reach."""
+    axes = zip(geometry.maps, geometry.stride, geometry.kernel, geometry.dilation, strict=True)
+    return [(positions - 1) * stride + (kernel - 1) * dilation + 1 for positions, stride, kernel, dilation in axes]
+
+
 def padded(image: Tensor, geometry: Geometry) -> Tensor:
     if not any(geometry.padding):
         return image
@@ -70,16 +80,27 @@ def unfolded(image: Tensor, geometry: Geometry, axes: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def offsets(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Where entries of a padded image are, counted from its start: (*kernel, c) of the first window, and all windows."""
-    sizes = [size + 2 * padding for size, padding in zip(geometry.image, geometry.padding, strict=True)]
-    windows, places = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    for axis in range(len(sizes)):
-        step = math.prod(sizes[axis + 1 :]) * geometry.image_channels
+def pixel_offsets(geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+    """Where pixels of a padded image are, counted from its first: those inside, those of the first window, and all windows."""
+    inside, windows, places = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
+    sizes = padded_sizes(geometry)
+    for axis, size in enumerate(sizes):
+        step, padding = math.prod(sizes[axis + 1 :]), geometry.padding[axis]
         shifts = torch.arange(geometry.kernel[axis]) * (geometry.dilation[axis] * step)
         starts = torch.arange(geometry.maps[axis]) * (geometry.stride[axis] * step)
-        windows, places = (windows.unsqueeze(1) + shifts).flatten(), (places.unsqueeze(1) + starts).flatten()
-    return (windows.unsqueeze(1) + torch.arange(geometry.image_channels)).flatten(), places
+        pixels = torch.arange(padding, size - padding) * step
+        inside, windows, places = (
+            (old.unsqueeze(1) + new).flatten() for old, new in ((inside, pixels), (windows, shifts), (places, starts))
+        )
+    return inside, windows, places
+
+
+@lru_cache(maxsize=256)
+def offsets(geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Where entries of a padded image are: (*kernel, c) of the first group of the first window, and all windows."""
+    _, windows, places = pixel_offsets(geometry)
+    channels = geometry.image_channels
+    return (windows.unsqueeze(1) * channels + torch.arange(channels // geometry.groups)).flatten(), places * channels
 
 
 def prefers_rows(geometry: Geometry) -> bool:
@@ -89,18 +110,28 @@ def prefers_rows(geometry: Geometry) -> bool:
 
 
 def windows_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -> None:
-    """Per-sample gradients, into ``out``: ``[n, map channels, kernel * image channels / groups]``, in order (*kernel, c)."""
-    n, groups = image.shape[0], geometry.groups
+    """Per-sample gradients, into ``out``: ``[n, map channels, kernel * image channels]``, in order (*kernel, c); one group."""
     windows = unfolded(padded(image, geometry), geometry, len(geometry.kernel))
-    if groups == 1:
-        torch.bmm(maps.transpose(1, 2), windows.reshape(n, geometry.positions, -1), out=out)
-        return
-    each = geometry.image_channels // groups
-    columns = windows.reshape(n, geometry.positions, geometry.kernel_size, groups, each)
-    columns = columns.permute(0, 3, 1, 2, 4).reshape(n * groups, geometry.positions, -1)
-    grouped = maps.reshape(n, geometry.positions, groups, -1).permute(0, 2, 3, 1)
-    product = torch.bmm(grouped.reshape(n * groups, -1, geometry.positions), columns)
-    out.copy_(product.view(out.shape))
+    torch.bmm(maps.transpose(1, 2), windows.reshape(image.shape[0], geometry.positions, -1), out=out)
+
+
+def grouped_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -> None:
+    """The same for several groups: the ordinary weight gradient, with every sample's channels as groups of their own."""
+    n, rank = image.shape[0], len(geometry.kernel)
+    # Output padding of a transposed convolution may leave pixels that no window reaches.
+    image = padded(image, geometry)[(slice(None), *(slice(size) for size in reached_sizes(geometry)))]
+    each = geometry.image_channels // geometry.groups
+    channels_first = image.movedim(-1, 1).reshape(1, -1, *image.shape[1:-1])
+    grads = maps.transpose(1, 2).reshape(1, -1, *geometry.maps)
+    weight = image.new_empty(grads.shape[1], each, *geometry.kernel)
+    stride, dilation, none = list(geometry.stride), list(geometry.dilation), [0] * rank
+    _, formed, _ = torch.ops.aten.convolution_backward(
+        *(grads, channels_first, weight, None, stride, none, dilation, False, none, n * geometry.groups),
+        (False, True, False),
+    )
+    out.view(n, geometry.map_channels, *geometry.kernel, each).copy_(
+        formed.view(n, -1, *weight.shape[1:]).movedim(2, -1)
+    )
 
 
 def rows_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -> None:

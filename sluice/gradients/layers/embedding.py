@@ -112,7 +112,7 @@ class RowContribution(Contribution):
         self._uses: tuple[Lookups, Tensor] | None = None
         self._dropped: Tensor | None = None
 
-    def _lookups_and_rows(self) -> tuple[Lookups, Tensor]:
+    def lookups_and_rows(self) -> tuple[Lookups, Tensor]:
         """All lookups, and the gradient of each."""
         if self._uses is None:
             parts = [_scaled(lookups, view(tap.gradient)) for tap, lookups, view in self._pieces]
@@ -136,7 +136,7 @@ class RowContribution(Contribution):
         return self._uses
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        lookups, rows = self._lookups_and_rows()
+        lookups, rows = self.lookups_and_rows()
         if self._compiled and lookups.offsets is not None and kernels.available(rows):
             return row_kernels.row_norms(rows, lookups.tokens, lookups.offsets, table_rows=self.parameter.shape[0])
         squares = squared_norms(rows)
@@ -149,12 +149,21 @@ class RowContribution(Contribution):
         return total.index_add_(0, lookups.samples, squares)
 
     def per_sample(self, samples: slice) -> Tensor:
-        lookups, rows = self._lookups_and_rows()
+        lookups, rows = self.lookups_and_rows()
+        start, stop, _ = samples.indices(lookups.batch_size)
+        gradients = rows.new_empty(stop - start, *self.parameter.shape)
+        self.add_per_sample(samples, into=gradients, fresh=True)
+        return gradients
+
+    def add_per_sample(self, samples: slice, *, into: Tensor, fresh: bool) -> None:
+        """Only rows that were used are touched."""
+        lookups, rows = self.lookups_and_rows()
         start, stop, _ = samples.indices(lookups.batch_size)
         inside = ((lookups.samples >= start) & (lookups.samples < stop)).nonzero().squeeze(1)
-        gradients = rows.new_zeros(stop - start, *self.parameter.shape)
-        where = lookups.samples[inside] - start, lookups.tokens[inside]
-        return gradients.index_put_(where, rows[inside], accumulate=True)
+        if fresh:
+            into.zero_()
+        where = (lookups.samples[inside] - start) * into.shape[1] + lookups.tokens[inside]
+        into.view(-1, into.shape[2]).index_add_(0, where, rows[inside].to(into.dtype))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = torch.empty_like(working(self.parameter), memory_format=torch.contiguous_format)
@@ -166,7 +175,7 @@ class RowContribution(Contribution):
         self._add(weights, into=into, fresh=False)
 
     def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
-        lookups, rows = self._lookups_and_rows()
+        lookups, rows = self.lookups_and_rows()
         add_rows(rows, lookups.tokens, weights[lookups.samples], into=into, fresh=fresh, compiled=self._compiled)
 
     def drop(self, samples: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Scale and shift of LayerNorm, RMSNorm, GroupNorm and InstanceNorm.
 
 The gradient of the scale is ``b * normalised input`` summed over positions, that of the shift is ``b`` summed: one
-row of numbers for each sample. The normalised input is computed once more rather than kept from the forward pass.
+row of numbers for each sample. The normalised input is computed once more rather than kept from the forward pass. Kernels in C
+have both as by-products of the input's derivative (`sluice.gradients.native.normalisation`).
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.contributions import ExplicitContribution, working
+from sluice.gradients.native import kernels
+from sluice.gradients.native import normalisation as native
 from sluice.gradients.rules import Call, Rule, register
 
 
 class AffineRule(Rule):
     """A normalisation followed by a scale and a shift."""
 
+    replaces_forward = True
     sums_in_blocks = True
 
     @abstractmethod
@@ -31,14 +36,29 @@ class AffineRule(Rule):
     def summed(self, module: Any, values: Tensor, call: Call) -> Tensor:
         """``values``, of the output's shape, summed over positions: one row in the scale's shape for each sample."""
 
+    def compiled(self, module: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor | None:
+        """The module by a kernel that derives each sample's own copy of scale and shift, if there is one for it."""
+        return None
+
     def record(self, module: Any, call: Call) -> Tensor:
         weight, bias = module.weight, getattr(module, "bias", None)
         if not call.trainable(weight) and not call.trainable(bias):
-            unchanged: Tensor = call.output
+            unchanged: Tensor = module.forward(*call.inputs, **call.keywords)
             return unchanged
         source = call.argument(0, "input" if not isinstance(module, nn.RMSNorm) else "x")
         self.check(module, source, call)
-        z, tap = call.tap(call.output)
+        if bias is not None and _kernels_serve(source, weight, call):
+            copies = [
+                p.detach().expand(call.batch_size, *p.shape).requires_grad_(call.trainable(p)) for p in (weight, bias)
+            ]
+            output = self.compiled(module, source, *copies)
+            if output is not None:
+                for parameter, copy in zip((weight, bias), copies, strict=True):
+                    if call.trainable(parameter):
+                        tap = call.recording.tap_leaf(copy)
+                        call.contribute(ExplicitContribution(parameter, tap, lambda gradient: gradient))
+                return output
+        z, tap = call.tap(module.forward(*call.inputs, **call.keywords))
         if call.trainable(weight):
             x = call.save(source)
 
@@ -74,6 +94,9 @@ class LayerNormRule(TrailingAxesRule):
     def normalise(self, module: nn.LayerNorm, x: Tensor) -> Tensor:
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
 
+    def compiled(self, module: nn.LayerNorm, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor | None:
+        return native.rows_norm(x, scale, shift, module.eps)
+
 
 class RMSNormRule(TrailingAxesRule):
     def normalise(self, module: nn.RMSNorm, x: Tensor) -> Tensor:
@@ -98,6 +121,9 @@ class GroupNormRule(ChannelRule):
     def normalise(self, module: nn.GroupNorm, x: Tensor) -> Tensor:
         return F.group_norm(x, module.num_groups, eps=module.eps)
 
+    def compiled(self, module: nn.GroupNorm, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor | None:
+        return native.group_norm(x, scale, shift, module.num_groups, module.eps)
+
 
 class InstanceNormRule(ChannelRule):
     def normalise(self, module: Any, x: Tensor) -> Tensor:
@@ -108,6 +134,12 @@ class InstanceNormRule(ChannelRule):
                 "track_running_stats=False."
             )
         return F.instance_norm(x, module.running_mean, module.running_var, use_input_stats=own, eps=module.eps)
+
+
+def _kernels_serve(x: Tensor, weight: Tensor, call: Call) -> bool:
+    first = call.batch_axis == 0 and x.numel() > 0
+    plain = call.options.compiled and kernels.available(x, weight) and not torch.is_autocast_enabled("cpu")
+    return first and plain
 
 
 register(nn.LayerNorm, LayerNormRule())

@@ -114,7 +114,8 @@ def _borrowed(cell: Cell, weights: Weights, x: Tensor, lengths: Lengths, call: C
     """Buffers for one layer, those of the chunk before where they have the same size. Padding needs new ones."""
     steps, n, features = x.shape
     lstm = isinstance(cell, LSTMCell)
-    compiled = call.options.compiled and lstm and weights.projection is None and kernels.available(x, weights.fused)
+    has_kernel = isinstance(cell, LSTMCell | GRUCell) and weights.projection is None
+    compiled = call.options.compiled and has_kernel and kernels.available(x, weights.fused)
 
     def make() -> Memory:
         return Memory(lengths, weights, n=n, in_features=features, gates=cell.gates, lstm=lstm, compiled=compiled)

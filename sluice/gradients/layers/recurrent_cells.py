@@ -127,15 +127,18 @@ class LSTMCell(Cell):
 
 
 class GRUCell(Cell):
-    """Blocks r, z, n from the input, n from the state: the reset gate multiplies the latter alone."""
+    """Blocks n from the input, r, z, n from the state: the reset gate multiplies the last alone.
+
+    The blocks that the input has a part in lie side by side, and so do those of the state.
+    """
 
     gates = 4
-    input_order = (0, 1, 2)
-    state_order = (0, 1, 3)
+    input_order = (1, 2, 0)
+    state_order = (1, 2, 3)
 
     def forward(self, memory: Memory) -> Callable[[int], None]:
-        reset, update, new, from_state = (memory.blocks(block) for block in range(4))
-        sigmoids = memory.blocks(0, 2)
+        new, reset, update, from_state = (memory.blocks(block) for block in range(4))
+        sigmoids = memory.blocks(1, 2)
         before, h = memory.lengths.steps(memory.h), memory.lengths.steps(memory.h, 1)
         difference, _ = memory.scratch(1)
 
@@ -148,8 +151,8 @@ class GRUCell(Cell):
         return step
 
     def backward(self, memory: Memory) -> Callable[[int, Tensor], None]:
-        reset, update, new, from_state = (memory.blocks(block) for block in range(4))
-        sigmoids = memory.blocks(0, 2)
+        new, reset, update, from_state = (memory.blocks(block) for block in range(4))
+        sigmoids = memory.blocks(1, 2)
         before = memory.lengths.steps(memory.h)
         raw_sigmoids, raw_reset, raw_update = memory.scratch(2)
         raw_new, _ = memory.scratch(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sluice._base.errors import InputError
 from sluice.gradients.layers.recurrent_cells import Cell, GRUCell, LSTMCell
 from sluice.gradients.layers.recurrent_memory import Borrowed, Lengths, Memory, Weights
-from sluice.gradients.native import lstm
+from sluice.gradients.native import recurrent
 
 #: A cell whose tanh is not exact runs again, exactly, where some sample's last states are smaller than this (their root
 #: mean square): an error of 6e-8 in each of them could be seen in the norm of its gradient.
@@ -44,7 +44,7 @@ class RecurrentLayer(torch.autograd.Function):
         memory.h[:, 0] = h0
         if isinstance(cell, LSTMCell):
             memory.c[:, 0] = c0
-        y = lstm.forward(memory, weights, x) if memory.compiled else _forward(cell, memory, weights, x)
+        y = recurrent.forward(memory, weights, x) if memory.compiled else _forward(cell, memory, weights, x)
         c_n = lengths.last(memory.c) if isinstance(cell, LSTMCell) else x.new_empty(0)
         return y, lengths.last(memory.h), c_n
 
@@ -60,7 +60,7 @@ class RecurrentLayer(torch.autograd.Function):
             buffer.zero_() if given is None else buffer.copy_(given)
         wants_x, dstates = ctx.needs_input_grad[3], None
         if memory.compiled:
-            dx = lstm.backward(memory, weights, dy, features=ctx.features, wants_x=wants_x)
+            dx = recurrent.backward(memory, weights, dy, features=ctx.features, wants_x=wants_x)
         else:
             if ctx.needs_input_grad[7]:
                 dstates = memory.z.new_zeros(*memory.z.shape[:3], memory.state)

@@ -100,6 +100,7 @@ class Memory:
         c, tanh_c: an LSTM's cell states (``time + 1`` of them) and their tanh.
         dh, dc: gradients of the state and of an LSTM's cell state during the backward loop.
         projected: an LSTM's states before the projection.
+        lstm: whether it is an LSTM's.
         compiled: whether a compiled kernel works on it, which wants it stored sample by sample.
     """
 
@@ -120,6 +121,7 @@ class Memory:
         self.hidden = width // gates
         self.state = columns - in_features
         self.compiled = compiled
+        self.lstm = lstm
         new = weights.fused.new_empty
         # Steps after a sample's end are never computed, and must count as zero.
         new_padded = weights.fused.new_zeros if lengths.each is not None else new

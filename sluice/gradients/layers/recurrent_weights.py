@@ -1,12 +1,13 @@
 """Per-sample gradients of the weights of one direction of one recurrent layer.
 
 Both weights share the pre-activation gradients ``d`` and the buffer ``[x | h]``, so their per-sample gradients
-``[x | h]^T d`` are one batched product.
+``[x | h]^T d`` are one batched product. A GRU's input and state each have no part in one block of ``d``: theirs are two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ def pick(tensor: Tensor, index: Tensor | None, axis: int = 0) -> Tensor:
 class FusedGradients:
     """Per-sample gradients of ``weight_ih`` and ``weight_hh`` of one direction of one layer, transposed and fused.
 
-    They are ``[n, in + state, gates * hidden]`` in the cell's own order of samples and columns.
+    They are parts of ``[n, in + state, gates * hidden]`` in the cell's own order of samples and columns, formed by one
+    product or by two: see ``_products``.
     """
 
     def __init__(
@@ -60,16 +62,33 @@ class FusedGradients:
         self._options = options
         self._d: Tensor | None = None
         self._summed: Tensor | None = None
-        self._kept: Tensor | None = None
+        self._products = self._needed_products()
+        self._kept: list[Tensor] | None = None
         self._norms: dict[bool, Tensor] | None = None
-        self._sum: tuple[Tensor, Tensor] | None = None
+        self._sums: tuple[Tensor, list[Tensor]] | None = None
 
     def rows(self, state: bool) -> slice:
         return slice(self._features, None) if state else slice(0, self._features)
 
     def columns(self, state: bool) -> Tensor:
-        order = self._cell.state_order if state else self._cell.input_order
-        return self._cell.columns(order, self._hidden, self._inputs.device)
+        return self._cell.columns(self._order(state), self._hidden, self._inputs.device)
+
+    def _order(self, state: bool) -> tuple[int, ...]:
+        return self._cell.state_order if state else self._cell.input_order
+
+    def _needed_products(self) -> list[tuple[slice, slice]]:
+        """Rows and columns of the products that are formed: one for both weights if both use all columns."""
+        if set(self._cell.input_order) == set(self._cell.state_order):
+            return [(slice(None), slice(None))]
+        used = [(min(self._order(part)), max(self._order(part)) + 1) for part in (False, True)]
+        columns = [slice(first * self._hidden, end * self._hidden) for first, end in used]
+        return [(self.rows(part), columns[part]) for part in (False, True)]
+
+    def _part(self, formed: list[Tensor], state: bool) -> Tensor:
+        """One weight's part of what the products gave, ``[..., rows, columns]``, in PyTorch's order, transposed."""
+        if len(formed) == 1:
+            return formed[0][..., self.rows(state), :].index_select(-1, self.columns(state))
+        return formed[state].index_select(-1, self.columns(state) - self._products[state][1].start)
 
     @property
     def d(self) -> Tensor:
@@ -78,75 +97,59 @@ class FusedGradients:
             self._d = self._tap.gradient[self._direction]
         return self._d
 
-    def _form(self, samples: slice, out: Tensor | None = None) -> Tensor:
-        inputs, d = self._inputs[:, samples].permute(1, 2, 0), self.d[:, samples].transpose(0, 1)
-        formed = torch.bmm(inputs, d) if out is None else torch.bmm(inputs, d, out=out)
-        for state, block in self._unused:
-            formed[:, self.rows(state), block * self._hidden : (block + 1) * self._hidden] = 0
-        return formed
-
-    @property
-    def _unused(self) -> list[tuple[bool, int]]:
-        """The GRU's new gate has one block for the input and one for the state; the other two are no one's."""
-        orders = ((False, self._cell.input_order), (True, self._cell.state_order))
-        return [(state, block) for state, order in orders for block in set(range(self._cell.gates)) - set(order)]
+    def _operands(self) -> list[tuple[Tensor, Tensor]]:
+        """Inputs and pre-activation gradients of each product, ``[time, n, ...]``."""
+        return [(self._inputs[..., rows], self.d[..., columns]) for rows, columns in self._products]
 
     def norms_squared(self, state: bool, *, keep: bool) -> Tensor:
         if self._norms is None:
-            n, size = self.d.shape[1], self._inputs.shape[2] * self.d.shape[2] * self.d.element_size()
+            operands, n = self._operands(), self.d.shape[1]
+            shapes = [(inputs.shape[2], d.shape[2]) for inputs, d in operands]
+            size = self.d.element_size() * sum(rows * columns for rows, columns in shapes)
             if keep and n * size <= self._options.kept_bytes:
-                shape = (n, self._inputs.shape[2], self.d.shape[2])
-                self._kept = self._borrowed.memory.buffer(f"kept {self._direction}", *shape)
-            if self._options.compiled and not self._unused and kernels.available(self._inputs, self.d):
-                inputs, d = self._inputs.transpose(0, 1), self.d.transpose(0, 1)
-                both = list(kernels.products(inputs, d, into=self._kept, split=self._features))
-            elif self._kept is not None:
-                self._form(slice(None), out=self._kept)
-                both = [squared_norms(self._kept[:, self.rows(part)]) for part in (False, True)]
-            else:
-                both = self._norms_in_pieces(max(1, _PIECE_BYTES // max(1, size)))
+                name, memory = f"kept {self._direction}", self._borrowed.memory
+                self._kept = [memory.buffer(f"{name} {i}", n, *shape) for i, shape in enumerate(shapes)]
+            into: list[Tensor | None] = [*self._kept] if self._kept is not None else [None] * len(operands)
+            compiled = self._options.compiled and kernels.available(self._inputs, self.d)
+            norms = _compiled_norms if compiled else partial(_norms_in_pieces, max(1, _PIECE_BYTES // max(1, size)))
+            split = self._features if len(operands) == 1 else None
+            both = [
+                squares
+                for (inputs, d), kept in zip(operands, into, strict=True)
+                for squares in norms(inputs.transpose(0, 1), d.transpose(0, 1), kept, split)
+            ]
             self._norms = {part: pick(both[part], self._batch.to_original) for part in (False, True)}
         return self._norms[state]
 
-    def _norms_in_pieces(self, piece: int) -> list[Tensor]:
-        n = self.d.shape[1]
-        buffer = self.d.new_empty(min(piece, n), self._inputs.shape[2], self.d.shape[2])
-        both = [self.d.new_empty(n, dtype=torch.float64) for _ in range(2)]
-        for start in range(0, n, piece):
-            samples = slice(start, min(start + piece, n))
-            formed = self._form(samples, out=buffer[: samples.stop - start])
-            for part in (False, True):
-                both[part][samples] = squared_norms(formed[:, self.rows(part)])
-        return both
-
     def per_sample(self, state: bool, samples: slice) -> Tensor:
-        formed = self._form(slice(None)) if self._kept is None else self._kept
+        formed = self._kept or [torch.bmm(a.permute(1, 2, 0), d.transpose(0, 1)) for a, d in self._operands()]
         order = self._batch.to_original
-        chosen = formed[samples] if order is None else formed[order[samples]]
-        return chosen[:, self.rows(state)].index_select(2, self.columns(state)).transpose(1, 2)
+        chosen = [each[samples] if order is None else each[order[samples]] for each in formed]
+        return self._part(chosen, state).transpose(1, 2)
 
     def weighted_sum(self, state: bool, weights: Tensor) -> Tensor:
-        if self._sum is None or self._sum[0] is not weights:
-            self._sum = weights, self._fused_sum(pick(weights.to(self.d.dtype), self._batch.to_sorted))
-        return self._sum[1][self.rows(state)].index_select(1, self.columns(state)).t()
+        if self._sums is None or self._sums[0] is not weights:
+            self._sums = weights, self._fused_sums(pick(weights.to(self.d.dtype), self._batch.to_sorted))
+        return self._part(self._sums[1], state).t()
 
-    def _fused_sum(self, weights: Tensor) -> Tensor:
+    def _fused_sums(self, weights: Tensor) -> list[Tensor]:
         if self._kept is not None:
-            return (weights @ self._kept.flatten(1)).view(self._kept.shape[1:])
-        inputs, d = self._inputs, self.d
-        if inputs.shape[2] <= d.shape[2]:
-            inputs = inputs * weights.view(1, -1, 1)
-        else:
-            d = d * weights.view(1, -1, 1)
-        return inputs.flatten(0, 1).t() @ d.flatten(0, 1)
+            return [(weights @ kept.flatten(1)).view(kept.shape[1:]) for kept in self._kept]
+        by_sample = weights.view(1, -1, 1)
+        sums = []
+        for inputs, d in self._operands():
+            few = inputs.shape[2] <= d.shape[2]
+            inputs, d = (inputs * by_sample, d) if few else (inputs, d * by_sample)
+            sums.append(inputs.flatten(0, 1).t() @ d.flatten(0, 1))
+        return sums
 
     def drop(self, samples: Tensor) -> None:
         mask = pick(samples, self._batch.to_sorted)
         self._d = self.d.masked_fill(mask.view(1, -1, 1), 0)
         self._inputs = self._inputs.masked_fill(mask.view(1, -1, 1), 0)
         if self._kept is not None:
-            self._kept = zero_rows(self._kept, mask)
-        self._norms = self._sum = None
+            self._kept = [zero_rows(kept, mask) for kept in self._kept]
+        self._norms = self._sums = None
 
     def bias_gradients(self, state: bool) -> Tensor:
         """Per-sample gradients of ``bias_ih`` or ``bias_hh``, in the batch's order of samples."""
@@ -165,6 +168,26 @@ class FusedGradients:
             strategy=strategy,
             options=self._options,
         ).holding(self._borrowed)
+
+
+def _compiled_norms(inputs: Tensor, d: Tensor, into: Tensor | None, split: int | None) -> list[Tensor]:
+    """Squared norms of ``inputs_i^T d_i``, those of its first rows apart from those of the others where it is split."""
+    return list(kernels.products(inputs, d, into=into, split=split))
+
+
+def _norms_in_pieces(piece: int, inputs: Tensor, d: Tensor, into: Tensor | None, split: int | None) -> list[Tensor]:
+    """The same by torch operations, for some samples at a time."""
+    n, shape = inputs.shape[0], (inputs.shape[2], d.shape[2])
+    buffer = d.new_empty(min(piece, n), *shape) if into is None else into
+    parts = [slice(None)] if split is None else [slice(0, split), slice(split, None)]
+    squares = [d.new_empty(n, dtype=torch.float64) for _ in parts]
+    for start in range(0, n, piece):
+        samples = slice(start, min(start + piece, n))
+        out = buffer[: samples.stop - start] if into is None else buffer[samples]
+        torch.bmm(inputs[samples].transpose(1, 2), d[samples], out=out)
+        for part, each in zip(parts, squares, strict=True):
+            each[samples] = squared_norms(out[:, part])
+    return squares
 
 
 class FusedContribution(Contribution):

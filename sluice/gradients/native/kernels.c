@@ -1,6 +1,9 @@
 /* All kernels as one file for the compiler. */
 
 #include "correlate.c"
+#include "grouped.c"
+#include "gru.c"
 #include "lstm.c"
 #include "narrow.c"
+#include "normalisation.c"
 #include "rows.c"

@@ -21,6 +21,7 @@ def correlate(
     *,
     into: Tensor | None = None,
     split: int | None = None,
+    groups: int = 1,
 ) -> Tensor:
     """Squared norms of ``gradient_i[w, o] = sum_t image_i[windows[w] + places[t]] * maps_i[t, o]``, ``[1, n]``.
 
@@ -31,9 +32,10 @@ def correlate(
         maps: ``[n, positions, outputs]``.
         into: ``[n, inputs, outputs]``, where the gradients themselves are wanted; the last two axes contiguous.
         split: the number of inputs whose norms are wanted apart from those of the others, ``[2, n]``.
+        groups: of channels, the last axis of ``image`` and of ``maps``; ``windows`` are those of the first group.
     """
     n, positions, outputs = maps.shape
-    inputs = windows.shape[0]
+    inputs, channels = windows.shape[0], image.shape[-1]
     if maps.stride(2) != 1:
         maps = maps.contiguous()
     require(available(image, maps))
@@ -44,18 +46,20 @@ def correlate(
             into.shape == (n, inputs, outputs) and into.dtype is torch.float32 and into.stride()[1:] == (outputs, 1)
         )
     require(split is None or 0 <= split < inputs)
+    require(groups == 1 or (outputs % groups == 0 and channels % groups == 0 and image.stride(-1) == 1))
     squares = torch.zeros(1 if split is None else 2, n)
     if n == 0 or positions == 0 or inputs == 0 or outputs == 0:
         if into is not None:
             into.zero_()
         return squares
-    reach = int(windows.min() + places.min()), int(windows.max() + places.max())
+    group_step = channels // groups
+    reach = int(windows.min() + places.min()), int(windows.max() + places.max()) + (groups - 1) * group_step
     require(
         reach[0] >= 0
         and reach[1] <= sum((size - 1) * step for size, step in zip(image.shape[1:], image.stride()[1:], strict=True))
     )
     failed = loaded_library().correlate(
-        *(n, positions, inputs, outputs),
+        *(n, positions, inputs, outputs // groups, groups, group_step),
         *(image.data_ptr(), image.stride(0), windows.data_ptr(), places.data_ptr()),
         *(maps.data_ptr(), maps.stride(0), maps.stride(1)),
         *(0 if into is None else into.data_ptr(), 0 if into is None else into.stride(0)),

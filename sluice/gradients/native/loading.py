@@ -17,6 +17,10 @@ from sluice._base.native import built_library
 
 _FOLDER = Path(__file__).parent
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
+_TAKE_A_STRUCT = (
+    *("correlate_groups", "lstm_forward", "lstm_backward", "gru_forward", "gru_backward"),
+    *("rows_norm_backward", "group_norm_backward", "group_norm_backward_channels_last"),
+)
 
 
 @cache
@@ -36,7 +40,7 @@ def loaded_library() -> ctypes.CDLL:
 def _declare(loaded: ctypes.CDLL) -> None:
     loaded.correlate.restype = ctypes.c_int
     loaded.correlate.argtypes = [
-        *[_integer] * 4,
+        *[_integer] * 6,
         *(_pointer, _integer, _pointer, _pointer),
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
@@ -56,7 +60,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
         kernel.restype = None
     loaded.narrow_forward.argtypes = [*[_integer] * 3, _pointer, _integer, *[_pointer] * 4, ctypes.c_int]
     loaded.narrow_sum.argtypes = [*[_integer] * 4, _pointer, _integer, _pointer, _pointer, ctypes.c_int]
-    for kernel in (loaded.lstm_forward, loaded.lstm_backward):
+    for name in _TAKE_A_STRUCT:
+        kernel = getattr(loaded, name)
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]
 
 
@@ -66,7 +71,7 @@ def _works(loaded: ctypes.CDLL) -> bool:
     windows, places = torch.arange(7), torch.arange(3) * 7
     found, squares = torch.empty(2, 7, 17), torch.empty(2)
     loaded.correlate(
-        *(2, 3, 7, 17, inputs.data_ptr(), 21, windows.data_ptr(), places.data_ptr()),
+        *(2, 3, 7, 17, 1, 0, inputs.data_ptr(), 21, windows.data_ptr(), places.data_ptr()),
         *(outputs.data_ptr(), 51, 17, found.data_ptr(), 7 * 17, 7, squares.data_ptr(), 1),
     )
     expected = torch.einsum("ntc,nto->nco", inputs, outputs)

@@ -18,9 +18,13 @@ def per_axis(rank: int, low: int, high: int):
     return st.tuples(*[st.integers(low, high)] * rank)
 
 
+#: Depthwise, with several maps for each channel, in groups that fill a vector, a tile, or neither.
+GROUPS = [(2, 3), (3, 9), (7, 1), (8, 1), (9, 2), (19, 1), (2, 17)]
+
+
 @st.composite
-def convolutions(draw, rank: int):
-    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+def convolutions(draw, rank: int, few_groups: bool = True):
+    groups, most_maps = (draw(st.sampled_from([1, 1, 1, 2, 3])), 3) if few_groups else draw(st.sampled_from(GROUPS))
     kernel = draw(per_axis(rank, 1, 4 if rank < 3 else 2))
     sizes = draw(per_axis(rank, 3, 8 if rank < 3 else 4))
     padding = draw(st.one_of(per_axis(rank, 0, 2), st.just("same"))) if rank < 3 else draw(per_axis(rank, 0, 1))
@@ -32,7 +36,7 @@ def convolutions(draw, rank: int):
         assume(size + 2 * p >= (k - 1) * d + 1 and (k - 1) * d < size)
     module = PLAIN[rank](
         groups * draw(st.integers(1, 3)),
-        groups * draw(st.integers(1, 3)),
+        groups * draw(st.integers(1, most_maps)),
         kernel,
         stride=stride,
         padding=padding,
@@ -46,7 +50,7 @@ def convolutions(draw, rank: int):
 
 @st.composite
 def transposed(draw, rank: int):
-    groups = draw(st.sampled_from([1, 1, 2]))
+    groups = draw(st.sampled_from([1, 1, 2, 9]))
     kernel, stride = draw(per_axis(rank, 1, 3)), draw(per_axis(rank, 1, 3))
     dilation = draw(per_axis(rank, 1, 2))
     sizes = draw(per_axis(rank, 2, 5 if rank < 3 else 3))
@@ -79,6 +83,40 @@ def test_convolutions_agree_with_the_oracle(matches, reaching_loss, strategy, ra
     if last and rank == 2:
         x = x.contiguous(memory_format=torch.channels_last)
     matches(nn.Sequential(module, nn.Tanh()), x, torch.randn(n), reaching_loss, strategy={"0": strategy})
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@hypothesis_settings(max_examples=40)
+@given(data=st.data(), n=st.sampled_from([0, 1, 7]), last=st.booleans())
+def test_grouped_convolutions_agree_with_the_oracle(matches, reaching_loss, rank, data, n, last):
+    module, sizes = data.draw(convolutions(rank, few_groups=False))
+    x = torch.randn(n, module.in_channels, *sizes)
+    if last and rank == 2:
+        x = x.contiguous(memory_format=torch.channels_last)
+    matches(nn.Sequential(module, nn.Tanh()), x, torch.randn(n), reaching_loss)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_sample_stays_alone_in_grouped_convolutions(compiled, bad):
+    net = nn.Sequential(nn.Conv2d(9, 9, 3, padding=1, groups=9), nn.Conv2d(9, 18, 3, groups=3), nn.Flatten())
+    x = torch.randn(6, 9, 5, 5)
+
+    def sums(x):
+        engine = PerSampleGradients(net, options=GradientOptions(compiled=compiled))
+        return engine.weighted_sum(x, torch.zeros(len(x)), lambda out, y: out.square().sum(1), lambda n: 1 / (1 + n))
+
+    norms, whole = sums(torch.cat([x[:2], torch.zeros_like(x[:1]), x[3:]]))
+    x[2, 4, 1, 1] = bad
+    with pytest.warns(UserWarning, match="not finite"):
+        found, rest = sums(x)
+    kept = [0, 1, 3, 4, 5]
+    assert torch.equal(found[kept], norms[kept])
+    assert not found[2].isfinite()
+    _, alone = sums(torch.zeros_like(x[:1]))
+    for name, value in rest.items():
+        torch.testing.assert_close(value, whole[name] - alone[name], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "gram", "explicit"])

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sluice._base.errors import UnsupportedModuleError
-from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients
+from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients, tied
+from sluice.gradients.combine import combined
+from sluice.gradients.contributions import Tap
+from sluice.gradients.layers.embedding import Lookups, RowContribution
+from sluice.gradients.positions import LinearContribution
 
 SIZES = st.sampled_from([0, 1, 7, 64])
 
@@ -62,9 +66,9 @@ def test_samples_on_the_second_axis(matches, reaching_loss):
 class Tied(nn.Module):
     """A language model whose output layer is its embedding."""
 
-    def __init__(self, rows: int = 11, width: int = 4) -> None:
+    def __init__(self, rows: int = 11, width: int = 4, padding: int | None = None) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(rows, width)
+        self.embedding = nn.Embedding(rows, width, padding_idx=padding)
         self.middle = nn.Linear(width, width)
         self.out = nn.Linear(width, rows)
         self.out.weight = self.embedding.weight
@@ -76,6 +80,58 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("n", [0, 1, 7, 64])
 def test_tied_weights(matches, reaching_loss, n):
     matches(Tied(), torch.randint(0, 11, (n, 5)), torch.randn(n), reaching_loss)
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("length", [1, 2, 30])
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_large_tied_weights(matches, reaching_loss, n, length, padding):
+    """Short sequences take Gram matrices over positions and lookups, long ones form gradients; rows occur repeatedly."""
+    matches(Tied(60, 50, padding), torch.randint(0, 3, (n, length)), torch.randn(n), reaching_loss)
+
+
+def test_tied_parts_that_cancel_do_not_make_a_norm_too_small():
+    """A token's two gradients are nearly opposite, so that almost nothing of either is left."""
+    n, rows, width = 20, 60, 50
+    table, tokens = torch.zeros(rows, width), torch.randint(0, rows, (n, 1))
+    a = torch.rand(n, 1, width) + 0.5
+    b = torch.zeros(n, 1, rows).scatter_(2, tokens.unsqueeze(1), 1.0)
+    for spread in (1e-1, 1e-3, 1e-5):
+        rest = -a * (1 + spread * torch.randn(n, 1, width))
+        taps = [Tap(value.shape, value.dtype, value.device) for value in (b, rest)]
+        for tap, value in zip(taps, (b, rest), strict=True):
+            tap.bind(value)
+        lookups = Lookups(tokens=tokens.flatten(), samples=torch.arange(n), factors=None, batch_size=n)
+        parts = [
+            RowContribution(table, taps[1], lookups, lambda gradient: gradient.flatten(0, 1)),
+            LinearContribution(table, taps[0], a),
+        ]
+        assert tied.pair(parts).gram_is_cheaper
+        (whole,) = combined(parts, batch_size=n, kept_bytes=2**20)
+        found = whole.norms_squared(keep=True).sqrt()
+        truth = (a.double() + rest.double()).flatten(1).norm(dim=1)
+        assert bool((found >= truth * (1 - 5e-6)).all())
+        assert bool((found <= truth * (1 + 5e-6) + 3e-7 * a.double().flatten(1).norm(dim=1)).all())
+
+
+@pytest.mark.filterwarnings("ignore:A sample's gradient is not finite")
+@pytest.mark.parametrize(("rows", "width"), [(11, 4), (60, 50)])
+def test_broken_samples_of_tied_weights_add_nothing(reaching_loss, rows, width):
+    net, tokens = Tied(rows, width), torch.randint(0, rows, (6, 2))
+    y = torch.randn(6)
+    kept = [0, 1, 3, 4, 5]
+
+    def sums(rows_, y):
+        return PerSampleGradients(net).weighted_sum(
+            tokens[rows_], y[rows_], reaching_loss, lambda n: torch.ones_like(n)
+        )
+
+    norms, expected = sums(kept, y)
+    y[2] = float("inf")
+    found, got = sums(list(range(6)), y)
+    assert not found[2].isfinite()
+    torch.testing.assert_close(found[kept], norms)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])

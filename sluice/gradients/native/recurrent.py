@@ -1,4 +1,4 @@
-"""A layer of an LSTM, both directions and all steps, in one call of a compiled kernel."""
+"""A layer of an LSTM or a GRU, both directions and all steps, in one call of a compiled kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class _Layer(ctypes.Structure):
-    """The struct of the same name in lstm.c."""
+    """The struct of the same name in recurrent.h."""
 
     _fields_ = (
         *((name, _integer) for name in ("n", "steps", "features", "hidden", "directions")),
@@ -33,14 +33,14 @@ class _Layer(ctypes.Structure):
 def forward(memory: Memory, weights: Weights, x: Tensor) -> Tensor:
     """The output ``[time, n, directions * hidden]``, from inputs ``[time, n, features]`` and the first states in memory."""
     y = _by_time(memory, x, memory.z.shape[0] * memory.hidden)
-    _run("lstm_forward", memory, weights, x.shape[2], x=_rows(x), y=y)
+    _run("forward", memory, weights, x.shape[2], x=_rows(x), y=y)
     return y
 
 
 def backward(memory: Memory, weights: Weights, dy: Tensor | None, *, features: int, wants_x: bool) -> Tensor | None:
     """The derivative at the inputs, if wanted; those at gates and first states are left in memory."""
     dx = _by_time(memory, memory.z, features) if wants_x else None
-    _run("lstm_backward", memory, weights, features, dy=None if dy is None else _rows(dy), dx=dx)
+    _run("backward", memory, weights, features, dy=None if dy is None else _rows(dy), dx=dx)
     return dx
 
 
@@ -58,15 +58,18 @@ def _rows(tensor: Tensor) -> Tensor:
 def _run(name: str, memory: Memory, weights: Weights, features: int, **by_time: Tensor | None) -> None:
     directions, steps, n, width = memory.z.shape
     hidden, each = memory.hidden, memory.lengths.each
+    cell = "lstm" if memory.lstm else "gru"
     own = {"inputs": memory.inputs, "gates": memory.z, "cells": memory.c, "tanh_cells": memory.tanh_c}
-    shapes = {"inputs": (steps + 1, features + hidden), "gates": (steps, 4 * hidden), "cells": (steps + 1, hidden)}
-    shapes["tanh_cells"] = steps, hidden
+    cells = hidden if memory.lstm else 0
+    shapes = {"inputs": (steps + 1, features + hidden), "gates": (steps, 4 * hidden), "cells": (steps + 1, cells)}
+    shapes["tanh_cells"] = steps, cells
     for key, tensor in own.items():
         stored = tensor.transpose(1, 2)
         require(stored.shape == (directions, n, *shapes[key]) and stored.is_contiguous())
     require(weights.fused.shape == (directions, features + hidden, width) and weights.fused.is_contiguous())
     require(weights.bias.shape == (directions, 1, width) and weights.bias.is_contiguous())
-    require(all(t.shape == (directions, n, hidden) and t.is_contiguous() for t in (memory.dh, memory.dc)))
+    for tensor, size in ((memory.dh, hidden), (memory.dc, cells)):
+        require(tensor.shape == (directions, n, size) and tensor.is_contiguous())
     widths = {"x": features, "y": directions * hidden, "dy": directions * hidden, "dx": features}
     given = {key: tensor for key, tensor in by_time.items() if tensor is not None}
     require(all(t.shape == (steps, n, widths[key]) and 1 in (t.stride(2), t.shape[2]) for key, t in given.items()))
@@ -83,4 +86,4 @@ def _run(name: str, memory: Memory, weights: Weights, features: int, **by_time: 
         setattr(layer, f"{key}_time", tensor.stride(0))
         setattr(layer, f"{key}_sample", tensor.stride(1))
     layer.threads = torch.get_num_threads()
-    succeed(getattr(loaded_library(), name)(ctypes.byref(layer)))
+    succeed(getattr(loaded_library(), f"{cell}_{name}")(ctypes.byref(layer)))
