@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-import dp_accounting as dpa
+import dp_accounting
 import numpy as np
-from dp_accounting import rdp
-from scipy.special import log_ndtr
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import dpa
 from sluice.accounting.renyi_conversion import epsilon_and_order
 
 CLAIMED_LABEL = "claimed (paper)"
@@ -96,7 +96,7 @@ class ClaimedAccount:
 
 def classical_renyi(event: dpa.DpEvent) -> np.ndarray:
     """The Renyi divergence bound of one event at each of ``CLASSICAL_ORDERS``, by dp-accounting."""
-    accountant = rdp.RdpAccountant(list(CLASSICAL_ORDERS))
+    accountant = dp_accounting.rdp.RdpAccountant(list(CLASSICAL_ORDERS))
     try:
         with _without_warnings():
             accountant.compose(event)
@@ -135,7 +135,10 @@ def claimed_inflation(
 
 def tail_ratio(*, farthest: float, shift: float, noise_std: float) -> float:
     """``Q((farthest - shift) / noise_std) / Q(farthest / noise_std)``, computed so that far tails do not underflow."""
-    return math.exp(float(log_ndtr(-(farthest - shift) / noise_std)) - float(log_ndtr(-farthest / noise_std)))
+    return math.exp(
+        float(scipy.special.log_ndtr(-(farthest - shift) / noise_std))
+        - float(scipy.special.log_ndtr(-farthest / noise_std))
+    )
 
 
 def claimed_sample_rate(*, sample_rate: float, inflation: float) -> float:

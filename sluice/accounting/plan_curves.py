@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import dp_accounting as dpa
-
+from sluice.accounting import dpa
 from sluice.accounting.calibration import Calibration, release_event
 from sluice.accounting.claims import CLAIMED_LABEL, claimed_account
 from sluice.accounting.gate_terms import ClaimedGate
