@@ -23,9 +23,10 @@ from sluice._base.progress import progress
 from sluice.data.transforms import ToFloat, to_float
 from sluice.features.scattering import COEFFICIENTS, Scattering
 
-TRANSFORM_VERSION = 2
+TRANSFORM_VERSION = 3
 """To be raised with every change that moves a coefficient by more than float16 can tell, if only on some machine.
 
+2 knew matrix products only: now and then a coefficient between two float16 numbers was rounded to the other one.
 1 filled up the last chunk of a data set less than the others, so that its images could be rounded differently.
 """
 
