@@ -33,7 +33,7 @@ class PlanCurves:
     target_epsilon: float
 
 
-def plan_curves(plan: Calibration, *, points: int = 16) -> PlanCurves:
+def plan_curves(plan: Calibration, *, points: int = 12) -> PlanCurves:
     """Epsilon of plain DP-SGD, of the planned mechanism, and as the paper would claim, up to the planned releases."""
     counts = sorted({max(1, round(plan.releases * (step / points) ** 1.5)) for step in range(1, points + 1)})
     plain = release_event(sample_rate=plan.sample_rate, noise_multiplier=plan.noise_multiplier, gate=None)

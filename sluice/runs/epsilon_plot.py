@@ -10,7 +10,7 @@ from sluice._base.rounding import rounded_up
 from sluice.runs.ledger import LedgerContents
 from sluice.runs.privacy_spent import epsilon_over_releases
 
-_POINTS = 14
+_POINTS = 12
 
 
 def epsilon_plot(contents: LedgerContents) -> str:
