@@ -35,7 +35,7 @@ class _OnDemand(ModuleType):
             return import_module(f"{self.__name__}.{name}")
         with _LOADING:
             if type(self) is _OnDemand:
-                self.__class__ = ModuleType
+                self.__class__ = ModuleType  # type: ignore[assignment]
                 try:
                     self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
                 except BaseException:

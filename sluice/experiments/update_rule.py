@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +12,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 if TYPE_CHECKING:
     from sluice.experiments.settings import TrainSettings
+
+Kind = TypeVar("Kind", bound=Optimizer)
 
 
 def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
@@ -31,8 +32,7 @@ def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer
     return optimizer, CosineAnnealingLR(optimizer, settings.releases)
 
 
-@functools.cache
-def _uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
+def _uncompiled(kind: type[Kind]) -> type[Kind]:
     """The same optimizer for programs that never compile it.
 
     PyTorch wraps these methods so that its compiler leaves them alone, and with the first call of any of them loads the whole

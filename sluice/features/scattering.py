@@ -39,7 +39,7 @@ class Scattering(nn.Module):
     are in the order: the average; 8 angles at scale 0, 8 at scale 1; then the 64 pairs (angle at scale 0, angle at
     scale 1), the second angle counting fastest.
 
-    It runs in C where that can be built (float32, on the processor), else by matrix products, on as many threads as PyTorch is
+    It runs in C where that can be built (float32, on the processor) unless ``in_c`` is False, else by matrix products, on as many threads as PyTorch is
     set to use. In C a thread needs about 2 MB beyond input and output; matrix products take ``chunk_size`` planes at a time,
     each about 0.3 MB (28x28 pixels). No gradient is recorded.
 
@@ -49,7 +49,15 @@ class Scattering(nn.Module):
         another. So it costs no privacy, and adjacent data sets stay adjacent.
     """
 
-    def __init__(self, *, height: int, width: int, chunk_size: int = 96, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        *,
+        height: int,
+        width: int,
+        chunk_size: int = 96,
+        dtype: torch.dtype = torch.float32,
+        in_c: bool = True,
+    ) -> None:
         super().__init__()
         validate.positive_integer(height=height, width=width, chunk_size=chunk_size)
         if min(height, width) < _CELL:
@@ -69,7 +77,7 @@ class Scattering(nn.Module):
         self.average_image = LowPass(padded=padded, level=0, padding=padding, dtype=dtype)
         self.average_fine = LowPass(padded=padded, level=0, dtype=dtype)
         self.average_coarse = LowPass(padded=padded, level=1, dtype=dtype)
-        self._in_c = NativeScattering(size=(height, width), fine=fine, coarse=coarse)
+        self._in_c = NativeScattering(size=(height, width), fine=fine, coarse=coarse) if in_c else None
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -91,20 +99,20 @@ class Scattering(nn.Module):
         planes = images.reshape(math.prod(images.shape[:-2]), self.height, self.width)
         coefficients = planes.new_empty(planes.shape[0], COEFFICIENTS, *self.output_size)
         if planes.shape[0] > 0:
-            if workable(coefficients) and library() is not None:
-                self._by_kernel(planes.contiguous(), coefficients)
+            if self._in_c is not None and workable(coefficients) and library() is not None:
+                self._by_kernel(self._in_c, planes.contiguous(), coefficients)
             else:
                 self._by_products(planes, coefficients)
         return coefficients.view(_output_shape(images.shape, self.output_size))
 
-    def _by_kernel(self, planes: Tensor, coefficients: Tensor) -> None:
+    def _by_kernel(self, kernel: NativeScattering, planes: Tensor, coefficients: Tensor) -> None:
         threads = min(torch.get_num_threads(), -(-len(planes) // _PLANES_WORTH_A_THREAD))
         if threads == 1:
-            self._in_c(planes, into=coefficients)
+            kernel(planes, into=coefficients)
             return
         with ThreadPoolExecutor(threads) as workers:
             shares = zip(planes.tensor_split(threads), coefficients.tensor_split(threads), strict=True)
-            for done in [workers.submit(self._in_c, part, into=into) for part, into in shares]:
+            for done in [workers.submit(kernel, part, into=into) for part, into in shares]:
                 done.result()
 
     def _by_products(self, planes: Tensor, coefficients: Tensor) -> None:

@@ -72,7 +72,7 @@ class NativeScattering:
         padded: tuple[int, int] = fine.shape[1:]
         self._size = size
         self._axes = [_Cosines.of(length // step) for step in (1, 2) for length in padded]
-        self._tables = {
+        self._tables: dict[str, NDArray[Any]] = {
             "row_places": _places(size[0], padded[0]),
             "column_places": _places(size[1], padded[1]),
             "fine": _parities(fine, step=1),

@@ -13,10 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef __AVX512F__
+/* As wide as registers are, and as many sums as there are registers for. */
+#if defined(__AVX512F__)
 enum { LANES = 16, MOST_ROWS = 6, MOST_COLUMNS = 4 };
-#else
+#elif defined(__AVX__)
 enum { LANES = 8, MOST_ROWS = 5, MOST_COLUMNS = 2 };
+#else
+enum { LANES = 4, MOST_ROWS = 5, MOST_COLUMNS = 2 };
 #endif
 enum { ANGLES = 8, ALIGNMENT = 64 };
 
