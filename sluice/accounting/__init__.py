@@ -9,16 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import dp_accounting
+from sluice._base.on_demand import import_on_demand
 
+if TYPE_CHECKING:
     from sluice.accounting.acceptance import Acceptance
     from sluice.accounting.calibration import Calibration, calibrate, solve_releases
+    from sluice.accounting.dpa import PrivacyAccountant
     from sluice.accounting.events import SelectiveReleaseDpEvent
     from sluice.accounting.opacus_adapter import SelectiveAccountant, register_with_opacus
     from sluice.accounting.pld_accountant import SelectivePLDAccountant
     from sluice.accounting.privacy_report import PrivacyReport, privacy_report
     from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
+
+# Of dp-accounting only what is used is loaded; see `sluice.accounting.dpa`.
+import_on_demand("dp_accounting")
 
 #: The sound accountants by name; the first is the tighter one.
 ACCOUNTANTS = ("pld", "rdp")
@@ -54,7 +58,7 @@ __all__ = [
 ]
 
 
-def create_accountant(name: str, *, tolerance: float | None = None) -> dp_accounting.PrivacyAccountant:
+def create_accountant(name: str, *, tolerance: float | None = None) -> PrivacyAccountant:
     """A fresh sound accountant: one of ``ACCOUNTANTS``. The tolerance is that of "pld"; None takes its default."""
     from sluice._base import validate
     from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE, SelectivePLDAccountant

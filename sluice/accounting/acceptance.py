@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import log_ndtr
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -56,7 +56,7 @@ class Acceptance:
         validate.non_negative(metric_error=metric_error)
 
         def log_tail(shift: float) -> float:
-            return float(log_ndtr(-(threshold + clip_bound - min(shift, 2 * clip_bound)) / noise_std))
+            return float(scipy.special.log_ndtr(-(threshold + clip_bound - min(shift, 2 * clip_bound)) / noise_std))
 
         log_lowest = log_tail(0.0)
         if log_lowest < _LOG_SMALLEST:

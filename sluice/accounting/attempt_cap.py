@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import dp_accounting as dpa
-
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import dpa
 from sluice.accounting.events import SelectiveReleaseDpEvent
+
+ADD_OR_REMOVE_ONE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def require_add_or_remove(neighboring_relation: dpa.NeighboringRelation) -> None:
     """The proof is for adding or removing one record, and for nothing else."""
-    if neighboring_relation is not dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
+    if neighboring_relation is not ADD_OR_REMOVE_ONE:
         raise InputError(
             f"neighboring_relation={neighboring_relation} is not allowed: the bound for selective release is proved for "
             "ADD_OR_REMOVE_ONE only. (Replacing a record is a removal and an addition: use group privacy of size 2.)"

@@ -21,17 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dp_accounting as dpa
 import numpy as np
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.accounting import ACCOUNTANTS, create_accountant
+from sluice.accounting import ACCOUNTANTS, create_accountant, dpa
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
 from sluice.accounting.gate_terms import AccountedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE
-from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 from sluice.accounting.renyi_conversion import epsilon_and_order
 from sluice.accounting.search import Reached, smallest_reaching
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
@@ -234,6 +232,8 @@ def _calibrate(task: _Task, releases: int, gate: Any, target: float, strength: f
 
 def _best_split(task: _Task, releases: int, shape: GateCalibration, target: float, near: Reached) -> float:
     """The split that needs the least gradient noise, by the Renyi bound at the orders that matter nearby."""
+    from sluice.accounting.rdp_accountant import SelectiveRdpAccountant  # its base class loads scipy.special
+
     accountant = SelectiveRdpAccountant()
     accountant.compose(task.event(near.x, shape.at(near.x)), releases)
     best = DEFAULT_ORDERS.index(accountant.get_epsilon_and_optimal_order(task.delta)[1])

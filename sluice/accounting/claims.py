@@ -17,16 +17,16 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
-import dp_accounting as dpa
+import dp_accounting
 import numpy as np
-from dp_accounting import rdp
-from scipy.special import log_ndtr
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import dpa
 from sluice.accounting.renyi_conversion import epsilon_and_order
 
 CLAIMED_LABEL = "claimed (paper)"
@@ -96,7 +96,13 @@ class ClaimedAccount:
 
 def classical_renyi(event: dpa.DpEvent) -> np.ndarray:
     """The Renyi divergence bound of one event at each of ``CLASSICAL_ORDERS``, by dp-accounting."""
-    accountant = rdp.RdpAccountant(list(CLASSICAL_ORDERS))
+    if isinstance(event, dpa.PoissonSampledDpEvent) and isinstance(event.event, dpa.GaussianDpEvent):
+        return _remembered(event).copy()
+    return _classical_renyi(event)
+
+
+def _classical_renyi(event: dpa.DpEvent) -> np.ndarray:
+    accountant = dp_accounting.rdp.RdpAccountant(list(CLASSICAL_ORDERS))
     try:
         with _without_warnings():
             accountant.compose(event)
@@ -104,6 +110,10 @@ def classical_renyi(event: dpa.DpEvent) -> np.ndarray:
         return np.full(len(CLASSICAL_ORDERS), np.inf)
     renyi: np.ndarray = accountant.rdp
     return renyi
+
+
+# A run asks for the same figures when it is planned, when it ends and for its certificate.
+_remembered = lru_cache(maxsize=64)(_classical_renyi)
 
 
 @contextmanager
@@ -135,7 +145,10 @@ def claimed_inflation(
 
 def tail_ratio(*, farthest: float, shift: float, noise_std: float) -> float:
     """``Q((farthest - shift) / noise_std) / Q(farthest / noise_std)``, computed so that far tails do not underflow."""
-    return math.exp(float(log_ndtr(-(farthest - shift) / noise_std)) - float(log_ndtr(-farthest / noise_std)))
+    return math.exp(
+        float(scipy.special.log_ndtr(-(farthest - shift) / noise_std))
+        - float(scipy.special.log_ndtr(-farthest / noise_std))
+    )
 
 
 def claimed_sample_rate(*, sample_rate: float, inflation: float) -> float:

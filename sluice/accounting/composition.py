@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft
+import scipy
 
 from sluice.accounting.loss_distribution import LossDistribution
 
@@ -123,14 +123,14 @@ def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses
     stop = start + sum(count * (len(distribution.masses) - 1) for distribution, count in factors)
     first = min(max(start, math.floor(min(lower, mean) / spacing)), stop)
     last = min(stop, max(first + 1, math.ceil(max(upper, mean) / spacing)))
-    points = fft.next_fast_len(last - first + 1, real=True)
+    points = scipy.fft.next_fast_len(last - first + 1, real=True)
     if points > max_points:
         raise GridTooLargeError(points)
 
     spectrum = np.ones(points // 2 + 1, dtype=complex)
     for count, each in zip(counts, cumulants, strict=True):
-        spectrum *= _power(fft.rfft(_wrapped(each.tilted, points)), count)
-    tilted = np.roll(fft.irfft(spectrum, points), -((first - start) % points))
+        spectrum *= _power(scipy.fft.rfft(_wrapped(each.tilted, points)), count)
+    tilted = np.roll(scipy.fft.irfft(spectrum, points), -((first - start) % points))
     beyond = math.exp(min(0.0, log_scale - tilt * last * spacing + _LOG_TAIL)) if last < stop else 0.0
     total = sum(counts)
     kept = sum(count * math.log1p(-distribution.infinity) for distribution, count in factors)

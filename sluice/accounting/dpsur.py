@@ -24,13 +24,12 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 import attr
-import dp_accounting as dpa
 import numpy as np
-from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom, nbinom
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import dpa
 from sluice.accounting.claims import (
     CLASSICAL_ORDERS,
     ClaimedAccount,
@@ -86,11 +85,11 @@ class Dpsur:
 
     @property
     def log_acceptance_min(self) -> float:
-        return float(log_ndtr(self.acceptance_arguments[0]))
+        return float(scipy.special.log_ndtr(self.acceptance_arguments[0]))
 
     @property
     def log_acceptance_max(self) -> float:
-        return float(log_ndtr(self.acceptance_arguments[1]))
+        return float(scipy.special.log_ndtr(self.acceptance_arguments[1]))
 
     @property
     def spread(self) -> float:
@@ -196,26 +195,26 @@ def enough_attempts(mechanism: Dpsur, *, releases: int) -> int:
     In practice candidates lower the loss more often than that, and the cap is reached less often.
     """
     validate.positive_integer(releases=releases)
-    rate = float(ndtr(mechanism.beta / (2 * mechanism.validation_noise)))
+    rate = float(scipy.special.ndtr(mechanism.beta / (2 * mechanism.validation_noise)))
     if rate < _RAREST_ACCEPTANCE:
         raise InputError(
             f"threshold={mechanism.beta} and validation_noise={mechanism.validation_noise} are not allowed together: a "
             f"candidate that leaves the loss as it is would be accepted with probability {rate:.1g}, and the run would hardly "
             "ever end. Raise one of them (DPSUR's authors use -1 and 0.8 to 1.3)."
         )
-    return releases + int(nbinom.ppf(0.99, releases, rate))
+    return releases + int(scipy.stats.nbinom.ppf(0.99, releases, rate))
 
 
 def most_attempts_at_once(mechanism: Dpsur) -> int:
     """How many attempts one release of a capped run may make: next to no release needs more, whatever the data."""
-    rejection = float(log_ndtr(-mechanism.acceptance_arguments[0]))  # -0.0 where the data decide alone
+    rejection = float(scipy.special.log_ndtr(-mechanism.acceptance_arguments[0]))  # -0.0 where the data decide alone
     return math.ceil(math.log(_NEXT_TO_NONE) / min(rejection, -1e-15))
 
 
 def give_up_probability(mechanism: Dpsur, *, releases: int, max_attempts: int) -> float:
     """A bound on the probability that ``max_attempts`` do not suffice for ``releases``, whatever the data."""
     validate.positive_integer(releases=releases, max_attempts=max_attempts)
-    in_all = float(binom.cdf(releases - 1, max_attempts, math.exp(mechanism.log_acceptance_min)))
+    in_all = float(scipy.stats.binom.cdf(releases - 1, max_attempts, math.exp(mechanism.log_acceptance_min)))
     return min(1.0, in_all + releases * _NEXT_TO_NONE)
 
 

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from sluice.accounting.dpsur import Dpsur
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
@@ -56,8 +56,8 @@ def attempt_losses(attempt: Dpsur, direction: Direction, *, spacing: float, uppe
     harder, easier = _log_acceptance_ratios(attempt)
     tilt = max(easier, -harder)
     least, most = attempt.acceptance_arguments
-    may_be_rejected = float(log_ndtr(-least)) > math.log(upper_tail)
-    rejection = float(log_ndtr(-least) - log_ndtr(-most)) if may_be_rejected else 0.0
+    may_be_rejected = float(scipy.special.log_ndtr(-least)) > math.log(upper_tail)
+    rejection = float(scipy.special.log_ndtr(-least) - scipy.special.log_ndtr(-most)) if may_be_rejected else 0.0
     low, high = min(low - tilt, -rejection), max(high + tilt, rejection)
     first, last = (int(end / spacing) for end in np.clip((low - spacing, high + spacing), -LARGEST_LOSS, LARGEST_LOSS))
     bounds = attempt_bound(attempt, direction, np.arange(first, last + 1) * spacing)

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp, ndtr
+import scipy
 
 #: The unknown ``t`` in [1, kappa] is cut into cells between these powers of kappa, finer towards kappa, where the worst
 #: ones are. Each cell is bounded by its worst corner, so any cut is sound, and a finer one is only tighter.
@@ -43,7 +43,7 @@ class SelfSelection:
     @property
     def distinguishability(self) -> float:
         """Total variation between the Gaussian step with and without the record [tau]."""
-        return float(2 * ndtr(1 / (2 * self.noise_multiplier)) - 1)
+        return float(2 * scipy.special.ndtr(1 / (2 * self.noise_multiplier)) - 1)
 
     @property
     def acceptance_ratio_range(self) -> tuple[float, float]:
@@ -174,7 +174,7 @@ def _log_mean_of_largest(
     """``log E[max(phi(low y), phi(high y))]`` for each pair (low, high); phi is convex, so the ends are the worst."""
     at_low = _log_centred_power(order, log_value + np.log(low)[:, None])
     at_high = _log_centred_power(order, log_value + np.log(high)[:, None])
-    mean: np.ndarray = logsumexp(np.maximum(at_low, at_high) + log_weights, axis=1)
+    mean: np.ndarray = scipy.special.logsumexp(np.maximum(at_low, at_high) + log_weights, axis=1)
     return mean
 
 

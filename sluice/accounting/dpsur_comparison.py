@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import dp_accounting as dpa
-from dp_accounting import rdp
+import dp_accounting
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import dpa
 from sluice.accounting.claims import CLASSICAL_ORDERS, ClaimedAccount, classical_renyi
 from sluice.accounting.dpsur import (
     Dpsur,
@@ -84,8 +84,8 @@ def repeat_and_select_epsilon(
     if not 1 <= mean_attempts < math.inf:
         raise InputError(f"mean_attempts={mean_attempts} is not allowed: it must be a finite number >= 1.")
     step = dpa.PoissonSampledDpEvent(sample_rate, dpa.GaussianDpEvent(noise_multiplier))
-    accountant = rdp.RdpAccountant()
-    accountant.compose(dpa.dp_event.RepeatAndSelectDpEvent(step, mean=mean_attempts, shape=1), releases)
+    accountant = dp_accounting.rdp.RdpAccountant()
+    accountant.compose(dpa.RepeatAndSelectDpEvent(step, mean=mean_attempts, shape=1), releases)
     return float(accountant.get_epsilon(delta))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import attr
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from sluice._base import validate
 from sluice._base.codec import ADDED, Encoded
 from sluice.accounting.acceptance import Acceptance
+from sluice.accounting.dpa import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 
 @attr.s(frozen=True, kw_only=True, auto_attribs=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy
 
 from sluice.accounting.events import SelectiveReleaseDpEvent
 
@@ -106,7 +106,10 @@ class _Release:
 
     def range(self, upper_tail: float) -> tuple[float, float]:
         """Losses outside this range have less than ``upper_tail`` above and next to nothing below."""
-        far, near = -float(ndtri(max(upper_tail, _SMALLEST_TAIL))), -float(ndtri(_LOWER_TAIL))
+        far, near = (
+            -float(scipy.special.ndtri(max(upper_tail, _SMALLEST_TAIL))),
+            -float(scipy.special.ndtri(_LOWER_TAIL)),
+        )
         z_low, z_high = (1 - self.q) + self.q * self.low, (1 - self.q) + self.q * self.high
         if self.direction == "remove":
             low, high = self._log_mix(self.low, -near), self._log_mix(self.high, self.mu + far)
@@ -189,7 +192,7 @@ def _corners(values: Array, gaps: Array) -> Array:
 
 def _tail(x: Array) -> tuple[Array, Array]:
     """The normal law's mass below x, and how far rounding may have moved it: relatively more the farther out x is."""
-    mass = ndtr(x)
+    mass = scipy.special.ndtr(x)
     return mass, _ROUNDING * (1.0 + np.clip(x, _FARTHEST, 0.0) ** 2) * mass
 
 

@@ -6,11 +6,10 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-import dp_accounting as dpa
+import dp_accounting
 import numpy as np
-from dp_accounting import rdp
 
-from sluice.accounting import dp_accounting_losses
+from sluice.accounting import dp_accounting_losses, dpa
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_release
@@ -50,7 +49,7 @@ class Events:
         for attempt, count in self.attempts:
             total += count * attempt_renyi(attempt.attempt, orders)
         if self.others:
-            accountant = rdp.RdpAccountant(list(DEFAULT_ORDERS))
+            accountant = dp_accounting.rdp.RdpAccountant(list(DEFAULT_ORDERS))
             if not all(accountant.supports(event) for event, _ in self.others):
                 return None
             for event, count in self.others:

@@ -1,4 +1,4 @@
-"""Epsilon over the number of releases, for the plan's plot: as an image, and in characters for a terminal."""
+"""Epsilon over the number of releases, for the plan's plot: as SVG, and in characters for a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import dp_accounting as dpa
-
+from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, LinePlot
+from sluice.accounting import dpa
 from sluice.accounting.calibration import Calibration, release_event
 from sluice.accounting.claims import CLAIMED_LABEL, claimed_account
 from sluice.accounting.gate_terms import ClaimedGate
@@ -33,7 +33,7 @@ class PlanCurves:
     target_epsilon: float
 
 
-def plan_curves(plan: Calibration, *, points: int = 16) -> PlanCurves:
+def plan_curves(plan: Calibration, *, points: int = 12) -> PlanCurves:
     """Epsilon of plain DP-SGD, of the planned mechanism, and as the paper would claim, up to the planned releases."""
     counts = sorted({max(1, round(plan.releases * (step / points) ** 1.5)) for step in range(1, points + 1)})
     plain = release_event(sample_rate=plan.sample_rate, noise_multiplier=plan.noise_multiplier, gate=None)
@@ -109,20 +109,21 @@ def _interpolate(counts: Sequence[int], values: Sequence[float], at: float) -> f
     return values[-1]
 
 
-def as_images(curves: PlanCurves) -> tuple[bytes, bytes]:
-    """The plot as PNG and as SVG, byte for byte the same for the same curves."""
-    from sluice._base.figures import as_png, as_svg, blank_figure
+def as_svg(curves: PlanCurves) -> str:
+    """The plot as SVG, byte for byte the same for the same curves."""
+    styles = {"o": (BLUE, "solid"), "#": (GREEN, "solid"), "?": (RED, "dashed")}
+    target = curves.target_epsilon
+    finite = [e for curve in curves.curves for e in curve.epsilons if math.isfinite(e)]
+    return LinePlot(
+        x_label="releases",
+        y_label="epsilon",
+        bottom=0.0,
+        top=1.05 * max([*finite, target]),
+        lines=[_line(curve, curves.releases, *styles[curve.letter]) for curve in curves.curves],
+        level=Line(points=[(0.0, target)], color=GREY, dash="dotted", width=1.0, label="target"),
+    ).as_svg()
 
-    styles = {"o": ("#4477aa", "-"), "#": ("#228833", "-"), "?": ("#cc3311", "--")}
-    with blank_figure() as figure:
-        axes = figure.add_subplot()
-        for curve in curves.curves:
-            color, line = styles[curve.letter]
-            axes.plot(curves.releases, curve.epsilons, line, color=color, label=curve.name, linewidth=1.6)
-        axes.axhline(curves.target_epsilon, color="#666666", linewidth=0.8, linestyle=":", label="target")
-        axes.set_xlabel("releases")
-        axes.set_ylabel("epsilon")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=9, loc="lower right")
-        return as_png(figure), as_svg(figure).encode("utf-8")
+
+def _line(curve: Curve, releases: Sequence[int], color: str, dash: str) -> Line:
+    pairs = zip(releases, curve.epsilons, strict=True)
+    return Line(points=[each for each in pairs if math.isfinite(each[1])], color=color, dash=dash, label=curve.name)

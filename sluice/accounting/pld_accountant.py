@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 
-import dp_accounting as dpa
-from dp_accounting import pld
-
 from sluice._base import validate
-from sluice.accounting import dp_accounting_losses
-from sluice.accounting.attempt_cap import GiveUpCharge, require_add_or_remove
+from sluice.accounting import dp_accounting_losses, dpa
+from sluice.accounting.attempt_cap import ADD_OR_REMOVE_ONE, GiveUpCharge, require_add_or_remove
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release
 from sluice.accounting.loss_solver import Events, solve_delta, solve_epsilon
-from sluice.accounting.rdp_accountant import ADD_OR_REMOVE_ONE
 
 DEFAULT_TOLERANCE = 1e-4
 
 
-class SelectivePLDAccountant(pld.PLDAccountant):
+class SelectivePLDAccountant(dpa.PrivacyAccountant):
     """Composes selective releases with every event that dp-accounting's own PLD accountant supports.
 
     Events are kept as they come and composed by one transform when epsilon or delta is read: only then is it known
@@ -48,6 +44,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         self._attempts: dict[DpsurAttemptDpEvent, int] = {}
         self._others: list[tuple[dpa.DpEvent, int]] = []
         self._gaussian_precision = 0.0
+        self._is_non_private = False
         self._charge = GiveUpCharge()
 
     def _maybe_compose(
@@ -62,9 +59,17 @@ class SelectivePLDAccountant(pld.PLDAccountant):
             if do_compose and count:
                 self._add_release(release, count)
             return None
-        if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent | dpa.SelfComposedDpEvent | dpa.ComposedDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        error = super()._maybe_compose(event, count, False)
+        if isinstance(event, dpa.NoOpDpEvent):
+            return None
+        if isinstance(event, dpa.NonPrivateDpEvent):
+            self._is_non_private |= do_compose
+            return None
+        if isinstance(event, dpa.SelfComposedDpEvent):
+            return self._maybe_compose(event.event, event.count * count, do_compose)
+        if isinstance(event, dpa.ComposedDpEvent):
+            errors = (self._maybe_compose(each, count, do_compose) for each in event.events)
+            return next((error for error in errors if error is not None), None)
+        error = dp_accounting_losses.unsupported(event)
         if error is None and do_compose and count:
             self._add_other(event, count)
         return error
@@ -74,7 +79,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         sigma = release.effective_noise_multiplier
         if release.sampling_probability == 1.0 and release.acceptance.ratio_min == release.acceptance.ratio_max:
             self._gaussian_precision += count / sigma / sigma
-            self._contains_non_dp_event |= math.isinf(self._gaussian_precision)
+            self._is_non_private |= math.isinf(self._gaussian_precision)
             return
         key = SelectiveReleaseDpEvent(
             sampling_probability=release.sampling_probability, noise_multiplier=sigma, acceptance=release.acceptance
@@ -85,7 +90,7 @@ class SelectivePLDAccountant(pld.PLDAccountant):
         if dp_accounting_losses.has_no_effect(event):
             return
         if dp_accounting_losses.is_non_private(event):
-            self._contains_non_dp_event = True
+            self._is_non_private = True
             return
         self._others.append((event, count))
 
@@ -103,12 +108,12 @@ class SelectivePLDAccountant(pld.PLDAccountant):
 
     def get_epsilon(self, target_delta: float) -> float:
         remaining = self._charge.remaining_delta(target_delta)
-        if self._contains_non_dp_event:
+        if self._is_non_private:
             return math.inf
         return self._charge.with_epsilon(solve_epsilon(self._events(), delta=remaining, tolerance=self._tolerance))
 
     def get_delta(self, target_epsilon: float) -> float:
         remaining = self._charge.remaining_epsilon(target_epsilon)
-        if self._contains_non_dp_event or remaining < 0:
+        if self._is_non_private or remaining < 0:
             return 1.0
         return self._charge.with_delta(solve_delta(self._events(), epsilon=remaining, tolerance=self._tolerance))

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import dp_accounting as dpa
-
 from sluice._base import validate
+from sluice.accounting import dpa
 from sluice.accounting.calibration import release_event
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.gate_terms import AccountedGate, ClaimedGate

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp
 
-from sluice.accounting.attempt_cap import GiveUpCharge, require_add_or_remove
+from sluice.accounting import dpa
+from sluice.accounting.attempt_cap import ADD_OR_REMOVE_ONE, GiveUpCharge, require_add_or_remove
 from sluice.accounting.dpsur import DpsurAttemptDpEvent, DpsurDpEvent, provable_renyi
 from sluice.accounting.dpsur_attempt import attempt_renyi
 from sluice.accounting.events import as_release
 from sluice.accounting.renyi_conversion import delta_and_order, epsilon_and_order
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS, renyi_divergences
-
-ADD_OR_REMOVE_ONE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 class SelectiveRdpAccountant(rdp.RdpAccountant):

@@ -109,14 +109,12 @@ def plan(
         float, typer.Option("--relative-gate-noise", help="Noise of a decision over 4 times the gradient noise.")
     ] = 1.0,
     accountant: Annotated[str, typer.Option("--accountant", help="pld (tighter) or rdp.")] = "pld",
-    plot: Annotated[
-        Path, typer.Option("--plot", help="Where the plot goes; .png and .svg are written side by side.")
-    ] = Path("plan.png"),
+    plot: Annotated[Path, typer.Option("--plot", help="Where the plot goes, as SVG.")] = Path("plan.svg"),
     as_json: JsonFlag = False,
 ) -> None:
     """Choose gradient noise, gate noise and reference noise together for a target epsilon.
 
-    Noises that are given are kept. Without --json a plot of epsilon over releases is drawn here and saved as PNG and SVG.
+    Noises that are given are kept. Without --json a plot of epsilon over releases is drawn here and saved as SVG.
 
     Example: sluice plan --dataset-size 60000 --batch-size 1024 --releases 2000 --epsilon 1 --delta 1e-5
     """
@@ -237,13 +235,12 @@ def _print_report(report: PrivacyReport) -> None:
 
 def _draw(chosen: Calibration, plot: Path) -> None:
     from sluice._base.files import replaced_atomically
-    from sluice.accounting.plan_curves import as_images, in_characters, plan_curves
+    from sluice.accounting.plan_curves import as_svg, in_characters, plan_curves
 
     curves = plan_curves(chosen)
     typer.echo()
     typer.echo(in_characters(curves))
-    png, svg = as_images(curves)
-    for path, content in ((plot.with_suffix(".png"), png), (plot.with_suffix(".svg"), svg)):
-        with replaced_atomically(path) as temporary:
-            temporary.write_bytes(content)
-    typer.echo(f"\nSaved {plot.with_suffix('.png')} and {plot.with_suffix('.svg')}.")
+    path = plot.with_suffix(".svg")
+    with replaced_atomically(path) as temporary:
+        temporary.write_text(as_svg(curves), "utf-8")
+    typer.echo(f"\nSaved {path}.")

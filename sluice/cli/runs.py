@@ -74,7 +74,7 @@ def private(run: Run, as_json: JsonFlag = False) -> None:
     from sluice._base.errors import InputError
     from sluice._base.files import write_atomically
     from sluice.runs.folder import RunFolder
-    from sluice.runs.plots import acceptance_plot, metric_plot
+    from sluice.runs.private_plots import acceptance_plot, metric_plot
     from sluice.runs.trace import read_trace
 
     folder = RunFolder.look(run)

@@ -98,6 +98,8 @@ def train(**given: Any) -> None:
         screen.say(f"{path} is finished: nothing is left to do.")
     else:
         training = _training(settings, mechanism, operation, screen)
+        if operation.resume is not None:
+            training = _with_features_of(path, training, operation, screen)
         if not operation.as_json:
             print_plan(training)
         result = _carry_out(training, path, operation, screen, is_new=operation.resume is None)
@@ -177,13 +179,33 @@ def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) ->
     return settings, path
 
 
-def _training(settings: TrainSettings, mechanism: Mechanism | None, operation: _Operation, screen: Screen) -> Training:
-    from sluice.experiments.preparing import prepare
+def _with_features_of(path: Path, training: Training, operation: _Operation, screen: Screen) -> Training:
+    """The same training with the version of the features that the run began with, where that can still be computed."""
+    from sluice.experiments.preparing import feature_versions
+
+    settings = training.settings
+    for version in feature_versions(settings)[1:]:
+        if training.has_data_of(path):
+            break
+        training = _training(settings, training.mechanism, operation, screen, features_version=version)
+    return training
+
+
+def _training(
+    settings: TrainSettings,
+    mechanism: Mechanism | None,
+    operation: _Operation,
+    screen: Screen,
+    *,
+    features_version: int | None = None,
+) -> Training:
+    from sluice.experiments.preparing import feature_versions, prepare
     from sluice.experiments.run import Training
 
+    version = feature_versions(settings)[0] if features_version is None else features_version
     return Training(
         settings=settings,
-        splits=prepare(settings, data_dir=operation.data_dir),
+        splits=prepare(settings, data_dir=operation.data_dir, features_version=version),
         mechanism=mechanism,
         checkpoint_every=operation.checkpoint_every,
         max_physical_batch_size=operation.max_physical_batch_size,

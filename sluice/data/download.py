@@ -12,16 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import pooch
-import requests
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from sluice._base.errors import DataError
 from sluice._base.files import replaced_atomically
 from sluice._base.progress import terminal_bar
 from sluice.data.files import DataFile
+
+if TYPE_CHECKING:
+    from requests import RequestException
 
 CHUNK_BYTES = 1 << 16
 CONNECT_AND_READ_SECONDS = (10.0, 30.0)
@@ -97,6 +99,9 @@ def download(
 
 
 def _fetch(file: DataFile, url: str, target: Path, timeout: tuple[float, float]) -> None:
+    import pooch  # with requests: slow to load, and needed only where a file is missing
+    import requests
+
     with _progress(file, url) as bar, replaced_atomically(target) as temporary, ExitStack() as connections:
         fetch = pooch.HTTPDownloader(
             progressbar=_Meter(bar, file),
@@ -121,7 +126,9 @@ def _fetch(file: DataFile, url: str, target: Path, timeout: tuple[float, float])
             raise _MirrorFault(f"sent other content (sha256 {digest}, {size} bytes)", passing=False)
 
 
-def _first_words(error: requests.RequestException) -> str:
+def _first_words(error: RequestException) -> str:
+    import requests
+
     if "timed out" in str(error).lower():
         return "did not answer in time"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):

@@ -15,6 +15,7 @@ from sluice.data.text import BagExamples
 from sluice.data.transforms import unscaled
 from sluice.experiments.settings import TrainSettings
 from sluice.features import GroupNormalisation, Scattering, scattering_features
+from sluice.features.cache import PRODUCTS_ONLY, TRANSFORM_VERSION
 
 TEXT_DATA_SETS = ("imdb",)
 BAG_OF_WORDS = "bag-of-words"
@@ -35,8 +36,21 @@ def normalised(coefficients: Tensor) -> Tensor:
     return _rounded(coefficients).to(torch.float32)
 
 
-def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show_progress: bool = True) -> DataSplits:
+def feature_versions(settings: TrainSettings) -> tuple[int, ...]:
+    """Versions of the features that a run with these settings may have begun with, the present one first."""
+    return (TRANSFORM_VERSION, PRODUCTS_ONLY) if settings.features == "scattering" else (TRANSFORM_VERSION,)
+
+
+def prepare(
+    settings: TrainSettings,
+    *,
+    data_dir: str | Path | None = None,
+    show_progress: bool = True,
+    features_version: int = TRANSFORM_VERSION,
+) -> DataSplits:
     """The data that the settings name, with the features that they ask for.
+
+    To resume a run, give the version of the features that it began with, one of `feature_versions`.
 
     Guarantee:
         Record i of the result is a function of record i of the data and of public constants alone, so that this costs
@@ -59,8 +73,8 @@ def prepare(settings: TrainSettings, *, data_dir: str | Path | None = None, show
         raise _no_images(settings)
     return replace(
         splits,
-        train=_scattered(splits.train, show_progress),
-        test=_scattered(splits.test, show_progress),
+        train=_scattered(splits.train, features_version, show_progress),
+        test=_scattered(splits.test, features_version, show_progress),
     )
 
 
@@ -78,8 +92,8 @@ def _no_images(settings: TrainSettings) -> InputError:
     )
 
 
-def _scattered(examples: Examples, show_progress: bool) -> TensorExamples:
-    coefficients, digests = _coefficients(examples, show_progress), examples.digests()
+def _scattered(examples: Examples, version: int, show_progress: bool) -> TensorExamples:
+    coefficients, digests = _coefficients(examples, version, show_progress), examples.digests()
     if coefficients.nbytes > NORMALISED_AT_ONCE:
         return TensorExamples(coefficients, examples.labels, normalised, digests=digests)
     kept = torch.empty(coefficients.shape, dtype=torch.float16)
@@ -94,15 +108,17 @@ def _rounded(coefficients: Tensor) -> Tensor:
     return _normalise(coefficients).to(torch.float16)
 
 
-def _coefficients(examples: Examples, show_progress: bool) -> Tensor:
+def _coefficients(examples: Examples, version: int, show_progress: bool) -> Tensor:
     if (
         isinstance(examples, TensorExamples)
         and examples.inputs.dtype == torch.uint8
         and isinstance(examples.transform, ToFloat)
     ):
-        return scattering_features(examples.inputs, scaling=examples.transform, show_progress=show_progress)
+        return scattering_features(
+            examples.inputs, scaling=examples.transform, show_progress=show_progress, version=version
+        )
     channels, height, width = examples.input_shape
-    transform = Scattering(height=height, width=width)
+    transform = Scattering(height=height, width=width, in_c=version > PRODUCTS_ONLY)
     parts = [
         transform(examples.batch(positions)[0].float()).to(torch.float16)
         for positions in torch.arange(len(examples)).split(_ROWS_AT_ONCE)

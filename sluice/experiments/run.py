@@ -163,6 +163,10 @@ class Training:
                 self.engine.load_state_dict(found.payload, lost=lost)
                 return self._run(folder, ledger)
 
+    def has_data_of(self, path: Path) -> bool:
+        """Whether a run began with the very records, and features, that are given here."""
+        return RunFolder.look(path).began_with(fingerprint(self._train))
+
     def _begin(self, folder: RunFolder) -> TrainResult:
         header = LedgerHeader(
             mechanism=self.mechanism.to_dict(),

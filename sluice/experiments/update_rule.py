@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -12,18 +13,31 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 if TYPE_CHECKING:
     from sluice.experiments.settings import TrainSettings
 
+Kind = TypeVar("Kind", bound=Optimizer)
+
 
 def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
     """What applies releases to the model's weights; schedules advance with each release."""
     parameters = model.parameters()
     if settings.optimizer == "sgd":
-        optimizer: Optimizer = torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
+        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(parameters, lr=settings.lr, momentum=settings.momentum)
     elif settings.optimizer == "adam":
-        optimizer = torch.optim.Adam(parameters, lr=settings.lr)
+        optimizer = _uncompiled(torch.optim.Adam)(parameters, lr=settings.lr)
     else:
-        optimizer = torch.optim.AdamW(parameters, lr=settings.lr)
+        optimizer = _uncompiled(torch.optim.AdamW)(parameters, lr=settings.lr)
     if settings.lr_schedule == "constant":
         return optimizer, None
     if settings.lr_schedule == "linear":
         return optimizer, LambdaLR(optimizer, lambda step: max(0.0, 1 - step / settings.releases))
     return optimizer, CosineAnnealingLR(optimizer, settings.releases)
+
+
+def _uncompiled(kind: type[Kind]) -> type[Kind]:
+    """The same optimizer for programs that never compile it.
+
+    PyTorch wraps these methods so that its compiler leaves them alone, and with the first call of any of them loads the whole
+    compiler, which takes as long as PyTorch itself. Beneath the wrapping they are the very same functions.
+    """
+    methods = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in methods}
+    return type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))})

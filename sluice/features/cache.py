@@ -23,11 +23,15 @@ from sluice._base.progress import progress
 from sluice.data.transforms import ToFloat, to_float
 from sluice.features.scattering import COEFFICIENTS, Scattering
 
-TRANSFORM_VERSION = 2
+TRANSFORM_VERSION = 3
 """To be raised with every change that moves a coefficient by more than float16 can tell, if only on some machine.
 
+2 knew matrix products only: now and then a coefficient between two float16 numbers was rounded to the other one. It can
+still be computed, because a run resumes with the very features that it began with.
 1 filled up the last chunk of a data set less than the others, so that its images could be rounded differently.
 """
+
+PRODUCTS_ONLY = 2
 
 _DIGEST_BYTES = 32
 _VALUE_BYTES = 2
@@ -36,7 +40,12 @@ _IMAGES_AT_ONCE = 1024
 
 
 def scattering_features(
-    images: Tensor, *, scaling: ToFloat = to_float, cache: bool = True, show_progress: bool = True
+    images: Tensor,
+    *,
+    scaling: ToFloat = to_float,
+    cache: bool = True,
+    show_progress: bool = True,
+    version: int | None = None,
 ) -> Tensor:
     """The scattering coefficients of 8-bit images as float16, ``(samples, 81 * channels, height // 4, width // 4)``.
 
@@ -46,6 +55,8 @@ def scattering_features(
         cache: keep the result under the user's cache, and map it into memory from there the next time. The
             file is readable by its owner only, and as sensitive as the images.
         show_progress: a bar on a terminal, plain lines elsewhere.
+        version: ``PRODUCTS_ONLY`` for the features that runs began with before there was a kernel; by default
+            ``TRANSFORM_VERSION``.
 
     Convert a batch with ``.float()`` when it is used. Rounding to float16 moves a coefficient by at most 1 part in 2048,
     or by 3e-8 where it is smaller than 6e-5. The result is the same with and without the cache.
@@ -60,7 +71,10 @@ def scattering_features(
             "For other images call sluice.features.Scattering."
         )
     images = images.unsqueeze(1) if images.dim() == 3 else images
-    transform = Scattering(height=images.shape[2], width=images.shape[3])
+    version = TRANSFORM_VERSION if version is None else version
+    if version not in (PRODUCTS_ONLY, TRANSFORM_VERSION):
+        raise InputError(f"version={version} is not allowed: it must be {PRODUCTS_ONLY} or {TRANSFORM_VERSION}.")
+    transform = Scattering(height=images.shape[2], width=images.shape[3], in_c=version > PRODUCTS_ONLY)
     shape = (images.shape[0], images.shape[1] * COEFFICIENTS, *transform.output_size)
     if not cache or images.numel() == 0:
         features = torch.empty(shape, dtype=torch.float16)
@@ -69,7 +83,7 @@ def scattering_features(
             features[start : start + len(part)] = part
             start += len(part)
         return features
-    name = _name(images, scaling)
+    name = _name(images, scaling, version)
     path = cache_dir() / "features" / f"{name}.f16"
     if not _is_whole(path, name, shape):
         with explained("write", path):
@@ -89,8 +103,8 @@ def _computed(images: Tensor, transform: Scattering, scaling: ToFloat, show_prog
             advance(len(part))
 
 
-def _name(images: Tensor, scaling: ToFloat) -> str:
-    settings = {"version": TRANSFORM_VERSION, "scaling": asdict(scaling), "shape": list(images.shape)}
+def _name(images: Tensor, scaling: ToFloat, version: int) -> str:
+    settings = {"version": version, "scaling": asdict(scaling), "shape": list(images.shape)}
     digest = hashlib.sha256(canonical_json(settings))
     for part in images.split(_IMAGES_AT_ONCE):
         digest.update(part.contiguous().cpu().numpy().data)

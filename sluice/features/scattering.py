@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.features.filters import ANGLES, SCALES, wavelet_spectra
+from sluice.features.native.kernels import NativeScattering, library, workable
 from sluice.features.spectral import BandPass, LowPass, Workspace, reflection
 
 COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
@@ -27,6 +28,8 @@ _CELL: int = 2**SCALES
 # whatever its place and however many others there are; with a ragged end, the last planes would be rounded differently.
 _LANES = 48
 
+_PLANES_WORTH_A_THREAD = 32
+
 
 class Scattering(nn.Module):
     """Scattering coefficients at two scales and eight angles, up to order two.
@@ -36,16 +39,25 @@ class Scattering(nn.Module):
     are in the order: the average; 8 angles at scale 0, 8 at scale 1; then the 64 pairs (angle at scale 0, angle at
     scale 1), the second angle counting fastest.
 
-    Images are processed ``chunk_size`` planes at a time, on as many threads as PyTorch is set to use. This bounds the
-    memory needed beyond input and output (about 0.3 MB a plane of 28x28 pixels and thread). No gradient is recorded.
+    It runs in C where that can be built (float32, on the processor) unless ``in_c`` is False, else by matrix products, on as many threads as PyTorch is
+    set to use. In C a thread needs about 2 MB beyond input and output; matrix products take ``chunk_size`` planes at a time,
+    each about 0.3 MB (28x28 pixels). No gradient is recorded.
 
     Guarantee:
-        Each image's coefficients depend on that image alone, bit for bit where the machine's matrix product treats
-        all columns alike, otherwise to within rounding (1e-6). A NaN in one image does not reach another. So it costs
-        no privacy, and adjacent data sets stay adjacent.
+        Each image's coefficients depend on that image alone: bit for bit in C; by matrix products bit for bit where the
+        machine's product treats all columns alike, otherwise to within rounding (1e-6). A NaN in one image does not reach
+        another. So it costs no privacy, and adjacent data sets stay adjacent.
     """
 
-    def __init__(self, *, height: int, width: int, chunk_size: int = 96, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        *,
+        height: int,
+        width: int,
+        chunk_size: int = 96,
+        dtype: torch.dtype = torch.float32,
+        in_c: bool = True,
+    ) -> None:
         super().__init__()
         validate.positive_integer(height=height, width=width, chunk_size=chunk_size)
         if min(height, width) < _CELL:
@@ -65,6 +77,7 @@ class Scattering(nn.Module):
         self.average_image = LowPass(padded=padded, level=0, padding=padding, dtype=dtype)
         self.average_fine = LowPass(padded=padded, level=0, dtype=dtype)
         self.average_coarse = LowPass(padded=padded, level=1, dtype=dtype)
+        self._in_c = NativeScattering(size=(height, width), fine=fine, coarse=coarse) if in_c else None
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -85,18 +98,32 @@ class Scattering(nn.Module):
             )
         planes = images.reshape(math.prod(images.shape[:-2]), self.height, self.width)
         coefficients = planes.new_empty(planes.shape[0], COEFFICIENTS, *self.output_size)
+        if planes.shape[0] > 0:
+            if self._in_c is not None and workable(coefficients) and library() is not None:
+                self._by_kernel(self._in_c, planes.contiguous(), coefficients)
+            else:
+                self._by_products(planes, coefficients)
+        return coefficients.view(_output_shape(images.shape, self.output_size))
+
+    def _by_kernel(self, kernel: NativeScattering, planes: Tensor, coefficients: Tensor) -> None:
+        threads = min(torch.get_num_threads(), -(-len(planes) // _PLANES_WORTH_A_THREAD))
+        if threads == 1:
+            kernel(planes, into=coefficients)
+            return
+        with ThreadPoolExecutor(threads) as workers:
+            shares = zip(planes.tensor_split(threads), coefficients.tensor_split(threads), strict=True)
+            for done in [workers.submit(kernel, part, into=into) for part, into in shares]:
+                done.result()
+
+    def _by_products(self, planes: Tensor, coefficients: Tensor) -> None:
         chunks = list(zip(planes.split(self.chunk_size), coefficients.split(self.chunk_size), strict=True))
-        if planes.shape[0] == 0:
-            return coefficients.view(_output_shape(images.shape, self.output_size))
         threads = torch.get_num_threads() if planes.device.type == "cpu" else 1
         if threads == 1:
             self._transform_all(chunks)
-        else:
-            with _workers(threads) as workers:
-                shares = [workers.submit(self._transform_all, chunks[worker::threads]) for worker in range(threads)]
-                for share in shares:
-                    share.result()
-        return coefficients.view(_output_shape(images.shape, self.output_size))
+            return
+        with _workers(threads) as workers:
+            for done in [workers.submit(self._transform_all, chunks[worker::threads]) for worker in range(threads)]:
+                done.result()
 
     @torch.no_grad()
     def _transform_all(self, chunks: list[tuple[Tensor, Tensor]]) -> None:

@@ -118,7 +118,7 @@ class LowPass(nn.Module):
         self, *, padded: tuple[int, int], level: int, padding: tuple[Array, Array] | None = None, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        rows, columns = _after(padding, _averages(padded[0], level), _averages(padded[1], level))
+        rows, columns = _after(padding, averages(padded[0], level), averages(padded[1], level))
         self.register_buffer("rows", _tensor(rows, dtype), persistent=False)
         self.register_buffer("columns", _tensor(columns, dtype), persistent=False)
 
@@ -145,7 +145,7 @@ def reflection(length: int, padded: int) -> Array:
     return np.pad(np.eye(length), ((before, padded - length - before), (0, 0)), mode="reflect")
 
 
-def _averages(padded: int, level: int) -> Array:
+def averages(padded: int, level: int) -> Array:
     """One row for each output point: the low-pass centred there. The outermost points are padding and are left out."""
     kernel = low_pass_kernel(padded, level=level)
     stride = 4 >> level

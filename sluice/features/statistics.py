@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import dp_accounting
 import torch
 from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice._base.grids import power_of_two_below
+from sluice.accounting import dpa
 from sluice.randomness.noise import NoiseSource, noisy_sum
 
 _RECORDS_AT_ONCE = 128
@@ -42,7 +42,7 @@ class PrivateStatistics:
     """Released statistics and the event an accountant has to be told."""
 
     statistics: ChannelStatistics
-    event: dp_accounting.DpEvent
+    event: dpa.DpEvent
 
 
 def private_channel_statistics(
@@ -107,10 +107,10 @@ def private_channel_statistics(
         for total, clip_norm in ((raw_sum, mean_clip_norm), (raw_square_sum, square_clip_norm))
     ]
     mean, mean_square = (release.to(torch.float32) for release in releases)
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    gaussian = dpa.GaussianDpEvent(noise_multiplier)
     return PrivateStatistics(
         statistics=ChannelStatistics(mean=mean, mean_square=mean_square),
-        event=dp_accounting.ComposedDpEvent([gaussian, gaussian]),
+        event=dpa.ComposedDpEvent([gaussian, gaussian]),
     )
 
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dp_accounting import DpEvent
-
 from sluice._base import validate
 from sluice._base.codec import Encoded
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
+from sluice.accounting.dpa import DpEvent
 
 
 @dataclass(frozen=True, kw_only=True)

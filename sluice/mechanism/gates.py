@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-from scipy.special import ndtr
+import scipy
 
 from sluice._base import validate
 from sluice._base.codec import ADDED, Encoded, readable
@@ -271,7 +271,7 @@ class ClippingBiasGate(Gate):
         value, count = first_above(
             rejected_up_to,
             draw=lambda draws: noise.rounded_normal(draws, scale=std / step).mul_(step),
-            probability=float(ndtr(-rejected_up_to / std)),
+            probability=float(scipy.special.ndtr(-rejected_up_to / std)),
             attempts_left=attempts_left,
         )
         limit = -math.inf if value is None else self.limit(reference, value)

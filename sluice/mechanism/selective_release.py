@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
-
 from sluice._base import validate
 from sluice._base.codec import ADDED, encode
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
+from sluice.accounting.dpa import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
 from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
 from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate

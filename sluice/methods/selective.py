@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scipy.stats import norm
+import scipy
 
 from sluice.accounting import create_accountant
 from sluice.accounting.gate_calibration import REFERENCE_RATIO
@@ -89,5 +89,5 @@ def _bias_gate(settings: RunSettings, expected_batch_size: float) -> ClippingBia
 def _coin(settings: RunSettings, *, gate_noise: float) -> CoinGate:
     probability = settings.coin_probability
     if probability is None:
-        probability = float(norm.sf(settings.beta / (4 * gate_noise)))
+        probability = float(scipy.special.ndtr(-settings.beta / (4 * gate_noise)))
     return CoinGate(probability=probability, max_attempts=settings.max_attempts)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from sluice._base.figures import BLUE, as_png, as_svg, blank_figure
+from sluice._base.line_plot import BLUE, Line, LinePlot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,32 +18,13 @@ class AccuracyPoint:
 
 def accuracy_svg(points: Sequence[AccuracyPoint], *, delta: float) -> str:
     """The plot as SVG, byte for byte the same for the same points."""
-    with blank_figure() as drawing:
-        _draw(drawing, points, delta)
-        return as_svg(drawing)
-
-
-def accuracy_png(points: Sequence[AccuracyPoint], *, delta: float) -> bytes:
-    """The plot as PNG, byte for byte the same for the same points and the same matplotlib."""
-    with blank_figure() as drawing:
-        _draw(drawing, points, delta)
-        return as_png(drawing)
-
-
-def _draw(drawing: Figure, points: Sequence[AccuracyPoint], delta: float) -> None:
-    axes: Axes = drawing.add_subplot()
-    epsilons = [point.epsilon for point in points]
-    accuracies = [100 * point.test_accuracy for point in points]
-    axes.plot(epsilons, accuracies, color=BLUE, linewidth=2, marker="o", markersize=4)
-    axes.annotate(
-        f"{accuracies[-1]:.2f} %",
-        (epsilons[-1], accuracies[-1]),
-        textcoords="offset points",
-        xytext=(0, 8),
-        ha="right",
-        color=BLUE,
-    )
-    axes.set_xlabel(f"epsilon at delta = {delta:g} of a run planned to stop there")
-    axes.set_ylabel("test accuracy [%]")
-    axes.set_xlim(left=0)
-    axes.margins(y=0.15)
+    percent = [(point.epsilon, 100 * point.test_accuracy) for point in points]
+    lowest, highest = min(y for _, y in percent), max(y for _, y in percent)
+    margin = 0.15 * (highest - lowest) or 1.0
+    return LinePlot(
+        x_label=f"epsilon at delta = {delta:g} of a run planned to stop there",
+        y_label="test accuracy [%]",
+        bottom=lowest - margin,
+        top=highest + margin,
+        lines=[Line(points=percent, color=BLUE, width=2.0, radius=3.0, note=f"{percent[-1][1]:.2f} %")],
+    ).as_svg()

@@ -117,8 +117,8 @@ def unproved_warning(mechanism: Mechanism) -> str:
 
 def write_certificate(folder: RunFolder) -> dict[str, Any]:
     """Write ``certificate.json`` with its pages and its plot into ``public/``; returns the certificate."""
+    from sluice.runs.epsilon_plot import epsilon_plot
     from sluice.runs.pages import html_page, markdown_page
-    from sluice.runs.plots import epsilon_plot
 
     contents = read_ledger(folder.ledger_path)
     certificate = certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))

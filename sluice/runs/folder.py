@@ -155,6 +155,12 @@ class RunFolder(Closing):
     def fingerprint_path(self) -> Path:
         return self.private / "data.sha256"
 
+    def began_with(self, fingerprint: str) -> bool:
+        """Whether this is the fingerprint of the training data that was remembered, or none was."""
+        if not self.fingerprint_path.exists():
+            return True
+        return read_bytes(self.fingerprint_path).decode("ascii", "replace").strip() == fingerprint
+
     def check_data(self, fingerprint: str) -> None:
         """Remember the training data by its fingerprint the first time, and refuse other data from then on.
 
@@ -163,7 +169,7 @@ class RunFolder(Closing):
         """
         if not self.fingerprint_path.exists():
             write_atomically(self.fingerprint_path, f"{fingerprint}\n".encode("ascii"), public=False)
-        elif read_bytes(self.fingerprint_path).decode("ascii", "replace").strip() != fingerprint:
+        elif not self.began_with(fingerprint):
             raise DataError(
                 f"the training data is not what {self.path} began with: resume with the same records in the same "
                 "order, or start a new run (its cost adds to this one's: sluice verify RUN1 RUN2). Earlier versions of "

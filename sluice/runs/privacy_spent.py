@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dp_accounting import ComposedDpEvent
-
 from sluice._base import validate
 from sluice._base.errors import DataError, InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
+from sluice.accounting.dpa import ComposedDpEvent
 from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.registry import mechanism_from_dict
 from sluice.runs.ledger_entries import LedgerContents, LedgerHeader

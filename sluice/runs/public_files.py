@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from sluice._base import codec
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import parse_json, read_bytes, sha256_hex, sha256_of_file, write_atomically
-from sluice.runs.accuracy import AccuracyPoint, accuracy_png, accuracy_svg
+from sluice.runs.accuracy import AccuracyPoint, accuracy_svg
 from sluice.runs.certificate import certified_head, write_certificate
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, read_ledger
@@ -74,9 +74,8 @@ class PublicFiles:
             if each.epsilon_if_planned_to_stop_here is not None
         ]
         if points:
-            svg, png = accuracy_svg(points, delta=self._delta), accuracy_png(points, delta=self._delta)
+            svg = accuracy_svg(points, delta=self._delta)
             write_atomically(self._folder.public / PLOT, svg.encode("utf-8"), public=True)
-            write_atomically(self._folder.public / "accuracy.png", png, public=True)
         write_certificate(self._folder)
 
 

@@ -33,8 +33,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: f"<svg>{points}</svg>")
-    monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: repr(points).encode())
-    monkeypatch.setattr("sluice.runs.plots.epsilon_plot", lambda contents: f"<svg>{contents.head}</svg>")
+    monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: f"<svg>{contents.head}</svg>")
 
 
 def sluice(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -67,8 +67,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
-    monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: b"")
-    monkeypatch.setattr("sluice.runs.plots.epsilon_plot", lambda contents: "<svg/>")
+    monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: "<svg/>")
 
 
 def accuracy(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

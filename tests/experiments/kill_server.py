@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import sluice.runs.certificate
+import sluice.runs.epsilon_plot
 import sluice.runs.pages
-import sluice.runs.plots
 from sluice.data import DataSplits, load
 from sluice.experiments import run as training
 from sluice.experiments.run import Progress, Training, recorded_run
@@ -40,12 +40,8 @@ def fake_plots() -> None:
     def accuracy_svg(points: list[AccuracyPoint], *, delta: float) -> str:
         return f"<svg>{points} {delta}</svg>"
 
-    def accuracy_png(points: list[AccuracyPoint], *, delta: float) -> bytes:
-        return f"{points} {delta}".encode()
-
-    sluice.runs.plots.epsilon_plot = epsilon_plot
+    sluice.runs.epsilon_plot.epsilon_plot = epsilon_plot
     publication.accuracy_svg = accuracy_svg
-    publication.accuracy_png = accuracy_png
 
 
 def log_updates(log: str) -> None:

@@ -74,7 +74,7 @@ def test_a_run_leaves_what_it_promises(whole, digits):
     assert result.releases == RELEASES
     assert result.test_accuracy is not None
     assert set(public_files(whole)) == {
-        "accuracy.jsonl", "accuracy.png", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md",
+        "accuracy.jsonl", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md",
         "config.json", "epsilon.svg", "ledger.jsonl", "model.safetensors",
     }  # fmt: skip
     assert (whole / "private").stat().st_mode & 0o777 == 0o700
@@ -363,7 +363,7 @@ def test_holding_out_leaves_the_test_set_alone(digits, tmp_path):
     assert result.mechanism.expected_batch_size == 256
     assert result.mechanism.sample_rate == 256 / len(hold_out(digits.train, 0.25, 0)[0])
     names = set(public_files(tmp_path / "run"))
-    assert not names & {"accuracy.jsonl", "accuracy.svg", "accuracy.png"}
+    assert not names & {"accuracy.jsonl", "accuracy.svg"}
     secret = repr(result.held_out_accuracy)
     assert not [name for name, content in public_files(tmp_path / "run").items() if secret.encode() in content]
     assert recorded_run(tmp_path / "run").result == result

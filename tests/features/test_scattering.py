@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,8 +14,25 @@ from sluice._base.errors import InputError
 from sluice.data.transforms import standardised, to_float
 from sluice.features import COEFFICIENTS, Scattering
 from sluice.features.filters import wavelet_spectra
+from sluice.features.native import kernels
 
 SIZES = [(28, 28), (32, 32), (4, 4), (5, 9), (29, 30), (31, 16), (64, 48)]
+
+
+@pytest.fixture(autouse=True, params=["in C", "by products"])
+def way(request, monkeypatch):
+    """Every test is made with the kernel, where it can be built, and without it."""
+    if request.param == "by products":
+        monkeypatch.setattr("sluice.features.scattering.library", lambda: None)
+    elif kernels.library() is None:
+        pytest.skip("no C compiler was found")
+    return request.param
+
+
+def test_the_kernel_is_built_wherever_there_is_a_compiler():
+    compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
+    found = any(map(shutil.which, compilers)) and os.environ.get("SLUICE_NATIVE") != "0"
+    assert (kernels.library() is not None) == found
 
 
 def random_images(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -103,6 +122,32 @@ def test_single_precision_follows_double(height, width):
     assert single.dtype == torch.float32
     assert exact.dtype == torch.float64
     assert relative_error(single.double(), exact) < 5e-6
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_the_kernel_agrees_with_products(way, height, width):
+    if way == "by products":
+        pytest.skip("nothing to compare")
+    transform, images = Scattering(height=height, width=width), random_images(37, height, width)
+    products = torch.empty(37, COEFFICIENTS, height // 4, width // 4)
+    with torch.no_grad():
+        transform._by_products(images, products)
+    assert not torch.equal(transform(images), products)  # it is the kernel that was called
+    assert relative_error(transform(images), products) < 3e-6
+
+
+def test_the_kernel_refuses_what_it_cannot_read(way):
+    if way == "by products":
+        pytest.skip("nothing to refuse")
+    call = Scattering(height=8, width=8)._in_c
+    planes, out = torch.zeros(3, 8, 8), torch.zeros(3, COEFFICIENTS, 2, 2)
+    call(planes, into=out)
+    for wrong in (planes.double(), torch.zeros(3, 8, 9), torch.zeros(8, 8, 3).permute(2, 0, 1), torch.zeros(4, 8, 8)):
+        with pytest.raises(AssertionError, match="compiled kernel"):
+            call(wrong, into=out)
+    for wrong in (out.double(), out[:, :80], torch.zeros(3, COEFFICIENTS, 2, 3)):
+        with pytest.raises(AssertionError, match="compiled kernel"):
+            call(planes, into=wrong)
 
 
 class TestBatches:

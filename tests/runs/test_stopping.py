@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from scipy.signal import fftconvolve
 from scipy.special import ndtr
 from scipy.stats import norm
 
+from sluice._base.line_plot import BLUE
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 from sluice.runs.certificate import build_certificate, read_certificate, schema, write_certificate
+from sluice.runs.epsilon_plot import epsilon_plot
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 from sluice.runs.pages import html_page, markdown_page
-from sluice.runs.plots import epsilon_plot
 from sluice.runs.privacy_spent import epsilon_over_releases, mechanism_of, spending
 from sluice.runs.public_files import Evaluation, read_evaluations
 from sluice.runs.verify import verify_run, verify_together
@@ -68,13 +70,9 @@ def test_the_curve_over_releases_ends_with_what_the_run_costs(make_run):
     assert curve[-1] == spending(contents).epsilon > curve[2]
 
 
-def test_the_plot_quotes_the_whole_plan(make_run, monkeypatch):
-    from matplotlib.axes import Axes
-
-    written: list[str] = []
-    monkeypatch.setattr(Axes, "annotate", lambda self, text, *args, **options: written.append(text))
+def test_the_plot_quotes_the_whole_plan(make_run):
     contents = read_ledger(make_run(made=3).ledger_path)
-    epsilon_plot(contents)
+    written = re.findall(f'<text [^>]*fill="{BLUE}"[^>]*>([^<]*)<', epsilon_plot(contents))
     assert written == [f"{math.ceil(spending(contents).epsilon * 1e4) / 1e4:.4g}"]
 
 

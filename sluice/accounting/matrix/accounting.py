@@ -6,11 +6,11 @@ Throughout, ``noise_multiplier`` is the standard deviation of z over ``max_grad_
 from __future__ import annotations
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice._base.grids import RELEASE_GRID
+from sluice.accounting.dpa import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 from sluice.accounting.events import plain_release
 from sluice.accounting.matrix import series
 from sluice.accounting.matrix.series import Series

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import optimize
-from scipy.special import log_ndtr, ndtr
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -83,12 +82,12 @@ class BinsPair:
         length = math.sqrt(float(gram.mean()))
         half = float(gram.diagonal().mean()) / 2
         edge = (half - epsilon) / length
-        with_record = np.exp(epsilon - half + length**2 / 2 + log_ndtr(edge - length))
-        return max(float(ndtr(edge) - with_record), 0.0) + _CANCELLATION
+        with_record = np.exp(epsilon - half + length**2 / 2 + scipy.special.log_ndtr(edge - length))
+        return max(float(scipy.special.ndtr(edge) - with_record), 0.0) + _CANCELLATION
 
     def tilt(self, epsilon: float) -> float:
         """The factor s by which means are moved out; any is sound, and this one has the least bound."""
-        found = optimize.minimize_scalar(
+        found = scipy.optimize.minimize_scalar(
             lambda x: self._log_bound(1 + math.exp(x), epsilon), bounds=(-5.0, 8.0), method="bounded"
         )
         return 1 + math.exp(float(found.x))
@@ -140,8 +139,10 @@ class BinsPair:
         heights = projections - along[:, None] * slope - gram.diagonal() / 2 - math.log(self.bins)
         start = np.full(len(normals), (float(gram.diagonal().mean()) / 2 - epsilon) / length)
         edge = _root(heights, np.broadcast_to(slope, heights.shape), level=-epsilon, start=start)
-        with_record = np.exp(epsilon + heights + slope**2 / 2 + log_ndtr(edge[:, None] - slope)).sum(axis=1)
-        expectation: Array = ndtr(edge) - with_record
+        with_record = np.exp(epsilon + heights + slope**2 / 2 + scipy.special.log_ndtr(edge[:, None] - slope)).sum(
+            axis=1
+        )
+        expectation: Array = scipy.special.ndtr(edge) - with_record
         return expectation
 
 

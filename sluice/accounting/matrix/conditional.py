@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import signal
-from scipy.special import expit, logit
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -157,8 +156,8 @@ def participation_bounds(coefficients: np.ndarray, *, sample_rate: float, steps:
     for lag in range(1, lags + 1):
         window = padded[:lag]
         # Steps before, in the longest run there is, then the step itself and those after it.
-        before = signal.correlate(padded[1 : len(coefficients) + lag], window, mode="valid")[: steps - 1]
-        after = signal.correlate(window, window, mode="full")[lag:]
+        before = scipy.signal.correlate(padded[1 : len(coefficients) + lag], window, mode="valid")[: steps - 1]
+        after = scipy.signal.correlate(window, window, mode="full")[lag:]
         square = float(window @ window)
         overlaps = np.concatenate([before, [square], after])
         # More than the rounding errors of a Fourier transform.
@@ -168,7 +167,9 @@ def participation_bounds(coefficients: np.ndarray, *, sample_rate: float, steps:
         usable = exponents.max(axis=1) < 700
         coins = np.log1p(sample_rate * np.expm1(exponents)).sum(axis=1)
         bounds = (needed + coins) / rates + (rates - 1) * square / 2
-        result[lag - 1] = float(expit(logit(sample_rate) + bounds[usable].min())) if usable.any() else 1.0
+        result[lag - 1] = (
+            float(scipy.special.expit(scipy.special.logit(sample_rate) + bounds[usable].min())) if usable.any() else 1.0
+        )
     return result
 
 

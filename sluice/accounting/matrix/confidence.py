@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from sluice._base.errors import InputError
 
@@ -42,7 +42,7 @@ def upper_mean(values: np.ndarray, *, largest: float, failure_probability: float
 
     if excess(largest) <= 0:
         return largest
-    return float(optimize.brentq(excess, float(rest.mean()), largest, xtol=1e-16, rtol=1e-10)) * (1 + 1e-9)
+    return float(scipy.optimize.brentq(excess, float(rest.mean()), largest, xtol=1e-16, rtol=1e-10)) * (1 + 1e-9)
 
 
 def expected_excess(*, variance: float, largest: float, samples: int, failure_probability: float) -> float:

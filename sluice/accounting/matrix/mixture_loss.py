@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from sluice.accounting.loss_distribution import LossDistribution
 
@@ -95,12 +95,12 @@ def mixture_loss(mixture: Mixture, direction: Direction, *, spacing: float) -> L
     ends = np.linspace(-REACH, float(mixture.means.max()) + REACH, _ENDS)
     losses, with_record = _at_ends(mixture, ends, direction)
     if direction == "remove":
-        without = ndtr(-ends)
+        without = scipy.special.ndtr(-ends)
         first, second, ratio = with_record, without, losses
     else:
         # Losses grow as the place falls, and so must the order of the cuts.
         ends, losses, with_record = ends[::-1], losses[::-1], with_record[::-1]
-        first, second, ratio = ndtr(ends), with_record, -losses
+        first, second, ratio = scipy.special.ndtr(ends), with_record, -losses
     ratio = np.maximum.accumulate(ratio)
     mass, other = first[:-1] - first[1:], second[:-1] - second[1:]
     low, high = np.exp(-ratio[:-1]), np.exp(-ratio[1:])
@@ -129,7 +129,11 @@ def _at_ends(mixture: Mixture, ends: Array, direction: Direction) -> tuple[Array
         exponents = log_weights + mixture.means * part - mixture.means**2 / 2
         peak = exponents.max(axis=1)
         losses[start : start + chunk] = peak + np.log(np.exp(exponents - peak[:, None]).sum(axis=1))
-        beyond = ndtr(mixture.means - part) if direction == "remove" else ndtr(part - mixture.means)
+        beyond = (
+            scipy.special.ndtr(mixture.means - part)
+            if direction == "remove"
+            else scipy.special.ndtr(part - mixture.means)
+        )
         masses[start : start + chunk] = beyond @ mixture.weights
     return losses, masses
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -69,7 +69,7 @@ def optimise_banded(
 
     if bands == 1:
         return BandedToeplitz((1.0,))
-    found = optimize.minimize(
+    found = scipy.optimize.minimize(
         evaluate, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS, "ftol": 1e-13, "gtol": 1e-9}
     )
     return BandedToeplitz((1.0, *(float(value) for value in found.x)))
@@ -123,7 +123,9 @@ class _BltSearch:
     def fitted(self, target: Series, *, memory: np.ndarray) -> np.ndarray:
         """The point with buffers of the given memories whose coefficients are nearest the target."""
         decay = np.exp(-1 / memory)
-        scale = optimize.nnls(decay ** self.lags[:, None], target[1:])[0] if len(self.lags) else np.ones(len(decay))
+        scale = (
+            scipy.optimize.nnls(decay ** self.lags[:, None], target[1:])[0] if len(self.lags) else np.ones(len(decay))
+        )
         scale = np.maximum(scale, 1e-3)
         total = min(float(scale.sum()), 0.9)
         return np.concatenate([np.log(decay / (1 - decay)), np.log(scale / scale.sum()), [total]])
@@ -131,7 +133,7 @@ class _BltSearch:
     def improved(self, start: np.ndarray) -> BufferedLinearToeplitz:
         """The strategy of the local minimum that a search from here ends in."""
         buffers = len(start) // 2
-        found = optimize.minimize(
+        found = scipy.optimize.minimize(
             self._evaluate,
             start,
             jac=True,

@@ -6,7 +6,7 @@ Products of such matrices are convolutions of their first columns, cut off after
 from __future__ import annotations
 
 import numpy as np
-from scipy import fft
+import scipy
 
 Series = np.ndarray
 
@@ -14,8 +14,8 @@ Series = np.ndarray
 def multiply(left: Series, right: Series) -> Series:
     """The first column of the product of two matrices of the same size."""
     size = len(left)
-    length = fft.next_fast_len(2 * size, real=True)
-    product = fft.irfft(fft.rfft(left, length) * fft.rfft(right, length), length)
+    length = scipy.fft.next_fast_len(2 * size, real=True)
+    product = scipy.fft.irfft(scipy.fft.rfft(left, length) * scipy.fft.rfft(right, length), length)
     return np.asarray(product[:size])
 
 

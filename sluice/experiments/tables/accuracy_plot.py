@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from sluice._base.figures import BLUE, GREY, RED, as_png, blank_figure
+from sluice._base.figures import as_png, blank_figure
+from sluice._base.line_plot import BLUE, GREY, RED
 from sluice.experiments.tables.accuracy_table import Line
 from sluice.experiments.tables.accuracy_texts import blocks
 

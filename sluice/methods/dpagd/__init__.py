@@ -25,11 +25,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from dp_accounting import DpEvent, NoOpDpEvent, ZCDpEvent
-
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
+from sluice.accounting.dpa import DpEvent, NoOpDpEvent, ZCDpEvent
 from sluice.mechanism.base import Mechanism
 from sluice.methods.base import Method, RunSettings
 from sluice.methods.reference import pixel_settings, small_settings

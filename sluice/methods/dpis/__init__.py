@@ -21,11 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
-
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
+from sluice.accounting.dpa import DpEvent, NoOpDpEvent, SelfComposedDpEvent
 from sluice.accounting.events import plain_release
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.rates import exact_sample_rate

@@ -29,13 +29,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
-
 from sluice._base import validate
 from sluice._base.codec import ADDED_IF_GIVEN
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.claims import CLAIMED_LABEL
+from sluice.accounting.dpa import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from sluice.accounting.dpsur import (
     Dpsur,
     DpsurAttemptDpEvent,

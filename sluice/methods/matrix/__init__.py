@@ -24,11 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dp_accounting import DpEvent, NoOpDpEvent, UnsupportedDpEvent
-
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
+from sluice.accounting.dpa import DpEvent, NoOpDpEvent, UnsupportedDpEvent
 from sluice.accounting.matrix.accounting import banded_event, require_noise
 from sluice.accounting.matrix.bins import BinsPair
 from sluice.accounting.matrix.conditional import conditional_epsilon

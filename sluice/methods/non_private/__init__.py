@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
-
 from sluice._base import validate
+from sluice.accounting.dpa import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 from sluice.mechanism.base import Mechanism
 from sluice.methods.base import Method, RunSettings
 

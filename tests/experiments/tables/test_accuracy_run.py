@@ -31,8 +31,7 @@ SMALL = {"releases": RELEASES, "batch_size": 64}
 def _no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
     monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
-    monkeypatch.setattr(publication, "accuracy_png", lambda points, *, delta: b"")
-    monkeypatch.setattr("sluice.runs.plots.epsilon_plot", lambda contents: "<svg/>")
+    monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: "<svg/>")
 
 
 def small_plan(methods="dpsgd", seeds=(0,), **changes: Any) -> Plan:

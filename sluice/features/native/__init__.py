@@ -1,0 +1,1 @@
+"""The scattering transform in C: see `kernels`."""
