@@ -105,9 +105,15 @@ class CorrelatedRelease:
         Args:
             sum_error: a bound on the rounding error of the raw sum, over ``max_grad_norm``; the noise covers it.
         """
+        raw = [tensor.detach().clone() for tensor in raw_sum]
+        released = self.add_noise(raw_sum, sum_error=sum_error)
+        self.remember(raw_sum=raw, released=[tensor.detach().clone() for tensor in released])
+        return released
+
+    def add_noise(self, raw_sum: Sequence[Tensor], *, sum_error: float = 0.0) -> Tensors:
+        """The first half of `release`: the noise alone. The step is not over before `remember`, which must follow."""
         self._require_a_step_left()
-        kept = [tensor.detach().clone() for tensor in raw_sum]
-        rows = [raw.double() + echo for raw, echo in _with_echo(kept, self._raw_past)]
+        rows = [raw.detach().double() + echo for raw, echo in _with_echo(raw_sum, self._raw_past)]
         noisy_sum(
             rows,
             noise_multiplier=self.noise_multiplier,
@@ -118,10 +124,17 @@ class CorrelatedRelease:
         with torch.no_grad():
             for target, (row, echo) in zip(raw_sum, _with_echo(rows, self._released_past), strict=True):
                 target.copy_(row - echo)
-        self._raw_past.append(kept)
-        self._released_past.append([tensor.detach().clone() for tensor in raw_sum])
-        self.position += 1
         return list(raw_sum)
+
+    def remember(self, *, raw_sum: Tensors, released: Tensors) -> None:
+        """The second half: keep what later steps need of this one. The tensors are kept themselves, not copied.
+
+        Guarantee:
+            Nothing is drawn: from what `add_noise` took and gave, the state comes out the same bit for bit.
+        """
+        self._raw_past.append(raw_sum)
+        self._released_past.append(released)
+        self.position += 1
 
     def skip(self) -> None:
         """Continue after a step whose result was lost, such as one made after the checkpoint that a crash left.

@@ -125,12 +125,16 @@ class Executor(ABC, Generic[T]):
                 raise
             self._applying = True
             self.apply(draft.content)
-            self.released += 1
-            self.lost -= 1
-            self._applying = False
+            self._count_as_applied()
             self.trace.attempts.append(draft.attempts)
             self.trace.measured.append(draft.measured)
             self.trace.metrics.append(draft.metric)
+            self.context.after_release()
+
+    def _count_as_applied(self) -> None:
+        self.released += 1
+        self.lost -= 1
+        self._applying = False
 
     def require_more(self) -> None:
         """Refuse a release that was not promised, or that would follow one that was left half applied."""
@@ -147,27 +151,39 @@ class Executor(ABC, Generic[T]):
             )
 
     def begin_after(self, lost: int) -> None:
-        """Begin a run whose ledger has this many releases already, none of which is in the weights."""
+        """Continue a run in whose ledger this many releases are that the weights do not contain."""
         self.lost = self._lost_before = lost
+        self.catch_up()
+
+    @property
+    def unrepeatable(self) -> int:
+        """How many releases stay charged whatever state is loaded: seeded ones will come out as before."""
+        return self.spent if self.noise.secure else 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep between two releases. Sensitive."""
-        return {"released": self.released, "noise": self.noise.state_dict(), **self.own_state()}
+        state = {"released": self.released, "spent": self.spent, "noise": self.noise.state_dict()}
+        return {**state, **self.own_state()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
-        """Continue from a checkpoint; ``lost`` releases after it are logged and gone.
+        """Continue from a checkpoint; ``lost`` releases beside those in it are logged and gone.
 
         Guarantee:
             Releases that this very executor has logged beyond the checkpoint stay charged, whatever ``lost`` says,
             unless the noise is seeded and they will come out as before.
         """
-        logged = self.spent if self.noise.secure else 0
+        charged = self.unrepeatable
+        self.restore(state)
+        self.begin_after(max(lost, charged - self.released))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint, as it was when it was made. `begin_after` must follow: more may have been lost since."""
         self.released = state["released"]
-        self.lost = self._lost_before = max(lost, logged - self.released)
+        # Earlier versions did not write the number; theirs are caught up with by `begin_after`.
+        self.lost = state.get("spent", self.released) - self.released
         self._applying = False
         self.noise.load_state_dict(state["noise"])
         self.load_own_state(state)
-        self.catch_up()
 
     def own_state(self) -> dict[str, Any]:
         """What the method keeps from release to release, beside the count and the noise."""
@@ -178,7 +194,48 @@ class Executor(ABC, Generic[T]):
         return
 
 
-class PiecewiseExecutor(Executor[T]):
+class ReplayableExecutor(Executor[T]):
+    """An executor whose state follows from what it published: `apply` is `publish`, which draws, and `update`, which does not.
+
+    What was published is written to the journal in between, so that a run that is resumed can make the same updates again.
+    A run of any other executor is kept by a whole checkpoint with every release.
+    """
+
+    @abstractmethod
+    def publish(self, content: T) -> dict[str, Any]:
+        """Add the noise of a release that has just been logged.
+
+        Returns:
+            All that `update` needs, as tensors, numbers, strings, lists and dictionaries.
+        """
+
+    @abstractmethod
+    def update(self, published: Mapping[str, Any]) -> None:
+        """Change weights and the method's state by what was published, which may be used up in doing so.
+
+        Guarantee:
+            The same state and the same values give the same result, bit for bit as far as the user's optimizer does:
+            nothing is drawn, and no record is read. So making an update again is post-processing.
+        """
+
+    @final
+    def apply(self, content: T) -> None:
+        published = self.publish(content)
+        self.context.before_update(published)
+        self.update(published)
+
+    @final
+    def replay(self, published: Mapping[str, Any], *, number: int) -> None:
+        """Make an update again that was the given one of all releases that were charged, lost ones included."""
+        self.lost = number - 1 - self.released
+        self.catch_up()
+        self.lost += 1
+        self._applying = True
+        self.update(published)
+        self._count_as_applied()
+
+
+class PiecewiseExecutor(ReplayableExecutor[T]):
     """An executor that the user's own loop can drive, because it looks at each chunk of a batch once.
 
     Use: ``indices = draw()``; ``absorb(chunk)`` for each chunk of that batch until it says no; ``finish()``.
@@ -211,4 +268,4 @@ class PiecewiseExecutor(Executor[T]):
         self.context = replace(self.context, loop_batch=self.expected_batch_size)
 
 
-__all__ = ["Draft", "Executor", "PiecewiseExecutor", "PrivateTrace"]
+__all__ = ["Draft", "Executor", "PiecewiseExecutor", "PrivateTrace", "ReplayableExecutor"]
