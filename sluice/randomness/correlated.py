@@ -148,13 +148,22 @@ class CorrelatedRelease:
         self._released_past.append_zero()
         self.position += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep. Sensitive: it holds raw sums."""
+    @property
+    def rows_kept(self) -> int:
+        """How many of the last rows the state consists of, one by one; 0 where it is made of sums over all of them."""
+        return self._raw_past.rows_kept
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        """What a checkpoint has to keep. Sensitive: it holds raw sums.
+
+        Args:
+            rows: false leaves out the rows that `recall` brings back.
+        """
         return {
             "strategy": self.strategy.to_dict(),
             "position": self.position,
-            "raw_past": self._raw_past.state(),
-            "released_past": self._released_past.state(),
+            "raw_past": self._raw_past.state() if rows else [],
+            "released_past": self._released_past.state() if rows else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,6 +172,20 @@ class CorrelatedRelease:
         self._released_past.load(state["released_past"])
         self.position = int(state["position"])
 
+    def recall(self, rows: Mapping[int, tuple[Tensors, Tensors]]) -> None:
+        """Complete a state that was saved without its rows.
+
+        Args:
+            rows: raw sums and what was released, by step, counted from 0. A step that is missing counts as skipped.
+        """
+        for memory, which in ((self._raw_past, 0), (self._released_past, 1)):
+            memory.load([])
+            for step in range(max(0, self.position - self.rows_kept), self.position):
+                if step in rows:
+                    memory.append(rows[step][which])
+                else:
+                    memory.append_zero()
+
     def _require_a_step_left(self) -> None:
         if self.position >= self.steps:
             raise InputError(f"all steps={self.steps} are made: a longer run needs a mechanism planned for more steps.")
@@ -170,6 +193,9 @@ class CorrelatedRelease:
 
 class _Memory(ABC):
     """What is left of past rows x: enough for ``sum_{d>=1} c_d x_{t-d}``."""
+
+    #: How many of the last rows it consists of, one by one; 0 if it is made of sums over all of them.
+    rows_kept: int = 0
 
     @abstractmethod
     def echo(self, place: int, like: Tensor) -> Tensor:
@@ -196,6 +222,7 @@ class _BandMemory(_Memory):
     def __init__(self, diagonals: Sequence[float]) -> None:
         self._weights = tuple(diagonals[1:])
         self._rows: deque[Tensors | None] = deque(maxlen=len(self._weights))
+        self.rows_kept = len(self._weights)
 
     def echo(self, place: int, like: Tensor) -> Tensor:
         result = torch.zeros_like(like, dtype=torch.float64)
@@ -211,7 +238,7 @@ class _BandMemory(_Memory):
         self._rows.appendleft(None)
 
     def state(self) -> list[Any]:
-        return [None if row is None else [tensor.clone() for tensor in row] for row in self._rows]
+        return [None if row is None else list(row) for row in self._rows]  # rows never change
 
     def load(self, state: Sequence[Any]) -> None:
         self._rows = deque(

@@ -8,7 +8,7 @@ checkpoint needs any more, so the journal keeps its size. Like a checkpoint it m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,24 @@ class Journal:
         Guarantee:
             They lead from that state without a gap.
         """
-        slots = {release: path for path, release in self._slots.items()}
-        while (path := slots.get(after + 1)) is not None:
-            what = f"the entry {path.name} of the journal"
-            try:
-                after, payload = decode_record(_MAGIC, read_bytes(path), what=what, config_hash=self._config_hash)
-            except DataError:
-                return
+        while (payload := self.read(after + 1)) is not None:
+            after += 1
             yield payload
+
+    def read(self, release: int) -> dict[str, Any] | None:
+        """The entry that led to this number of releases; None if it is missing or damaged."""
+        path = next((path for path, kept in self._slots.items() if kept == release), None)
+        if path is None:
+            return None
+        what = f"The entry {path.name} of the journal"
+        try:
+            return decode_record(_MAGIC, read_bytes(path), what=what, config_hash=self._config_hash)[1]
+        except DataError:
+            return None
+
+    def holds(self, releases: Iterable[int]) -> bool:
+        """Whether the entries of all these releases are there."""
+        return set(self._slots.values()).issuperset(releases)
 
     def keep(self, *, after: int, up_to: int) -> None:
         """Forget all entries but those that lead from one state to another.

@@ -71,7 +71,7 @@ class PrivacyEngine:
         self._capture: LoopCapture | None = None
         self._average: AveragedModel | None = None
         self._keeper: StateKeeper | None = None
-        self._loaded_from: Path | None = None
+        self._loaded: tuple[Path, int] | None = None
 
     def make_private(
         self,
@@ -353,16 +353,12 @@ class PrivacyEngine:
         Args:
             lost: how many releases are charged beside those that the state contains, because they are gone.
         """
-        charged = self._running().unrepeatable
-        self._state.restore(state)
-        self._continue(lost=lost, charged=charged)
-
-    def _continue(self, *, lost: int, charged: int) -> None:
-        """Count what was lost, and keep the state that was just loaded where states are kept."""
         executor = self._running()
-        executor.begin_after(max(0, lost, charged - executor.released))
+        charged = executor.unrepeatable
+        self._state.restore(state)
+        executor.begin_after(max(lost, charged - executor.released))
         if self._keeper is not None:
-            self._keeper.begin()
+            self._keeper.begin(continues=False)
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
@@ -381,11 +377,18 @@ class PrivacyEngine:
         """
         self._running()
         folder = Path(folder)
-        if checkpoint_releases(folder) and folder != self._loaded_from:
+        continues = self._loaded == (folder, self.released)
+        if checkpoint_releases(folder) and not continues:
             raise InputError(
                 f"folder={str(folder)!r} holds checkpoints: call engine.load with it first, or give another."
             )
-        self._keeper = StateKeeper(self._state, folder, config_hash=config_hash or self._mechanism_hash(), every=every)
+        self._keeper = StateKeeper(
+            self._state,
+            folder,
+            config_hash=config_hash or self._mechanism_hash(),
+            every=every,
+            continues=continues,
+        )
         return self._keeper
 
     def load(self, folder: str | Path, *, config_hash: str | None = None, spent: int = 0) -> str | None:
@@ -401,13 +404,16 @@ class PrivacyEngine:
         Guarantee:
             Releases that are logged and that this state does not contain stay charged.
         """
-        charged = self._running().unrepeatable
+        executor = self._running()
+        charged = executor.unrepeatable
         notes = restore(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
         if notes is None:
             raise InputError(f"folder={str(folder)!r} holds no checkpoint: give a folder that engine.save wrote to.")
-        self._loaded_from = Path(folder)
-        lost = self._recorder.continue_from(self.released) if self._recorder is not None else spent - self.released
-        self._continue(lost=lost, charged=charged)
+        self._loaded = Path(folder), self.released
+        lost = spent - self.released if self._recorder is None else self._recorder.continue_from(self.released)
+        executor.begin_after(max(lost, charged - executor.released))
+        if self._keeper is not None:
+            self._keeper.begin(continues=False)
         return " ".join(notes) or None
 
     def _mechanism_hash(self) -> str:

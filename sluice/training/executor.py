@@ -151,8 +151,8 @@ class Executor(ABC, Generic[T]):
             )
 
     def begin_after(self, lost: int) -> None:
-        """Continue a run in whose ledger this many releases are that the weights do not contain."""
-        self.lost = self._lost_before = lost
+        """Continue a run of which at least this many releases are charged that the weights do not contain."""
+        self.lost = self._lost_before = max(lost, self.lost)
         self.catch_up()
 
     @property
@@ -162,8 +162,10 @@ class Executor(ABC, Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep between two releases. Sensitive."""
-        state = {"released": self.released, "spent": self.spent, "noise": self.noise.state_dict()}
-        return {**state, **self.own_state()}
+        return {**self._counts(), **self.own_state()}
+
+    def _counts(self) -> dict[str, Any]:
+        return {"released": self.released, "spent": self.spent, "noise": self.noise.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
         """Continue from a checkpoint; ``lost`` releases beside those in it are logged and gone.
@@ -179,8 +181,8 @@ class Executor(ABC, Generic[T]):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a checkpoint, as it was when it was made. `begin_after` must follow: more may have been lost since."""
         self.released = state["released"]
-        # Earlier versions did not write the number; theirs are caught up with by `begin_after`.
-        self.lost = state.get("spent", self.released) - self.released
+        # Earlier versions did not write the number; and what a seed repeats is not lost.
+        self.lost = state.get("spent", self.released) - self.released if self.noise.secure else 0
         self._applying = False
         self.noise.load_state_dict(state["noise"])
         self.load_own_state(state)
@@ -217,6 +219,28 @@ class ReplayableExecutor(Executor[T]):
             The same state and the same values give the same result, bit for bit as far as the user's optimizer does:
             nothing is drawn, and no record is read. So making an update again is post-processing.
         """
+
+    @property
+    def history(self) -> int:
+        """How many of the values last published are part of the state: what the journal has of them no checkpoint repeats."""
+        return 0
+
+    def own_state_without_history(self) -> dict[str, Any]:
+        """`own_state` without what `recall` brings back."""
+        return self.own_state()
+
+    def state_without_history(self) -> dict[str, Any]:
+        """`state_dict` without what `recall` brings back."""
+        return {**self._counts(), **self.own_state_without_history()}
+
+    def recall(self, published: Mapping[int, Mapping[str, Any]]) -> None:
+        """Complete a state without its history.
+
+        Args:
+            published: what each of the last `history` releases published, by its number among all that were charged. One
+                that is missing counts as lost.
+        """
+        return
 
     @final
     def apply(self, content: T) -> None:

@@ -11,9 +11,10 @@ from sluice.runs.checkpoint import checkpoint_releases, load_checkpoint, remove_
 from sluice.runs.journal import Journal
 from sluice.training.state import TrainingState
 
-# A checkpoint is due when the journal has grown by this many times its size, or by so many bytes and entries: writing
-# checkpoints then adds half to the cost of the journal, and both together take seven checkpoints' room on disk.
-_GROWTH = 2
+# A checkpoint is due when the journal has grown by this many times its size, but not for less than so many bytes, and
+# always after so many entries. Checkpoints then add a quarter to what the journal writes, and both together take the room
+# of eleven.
+_GROWTH = 4
 _SMALL_JOURNAL = 8 << 20
 _MOST_ENTRIES = 64
 
@@ -27,37 +28,37 @@ class StateKeeper:
         config_hash: sha256 of the run's configuration.
         every: releases between two checkpoints, without a journal: releases since the last one are lost in a crash. None
             loses one at most.
+        continues: whether the state is the one that the folder leads to, so that what is in it still counts.
 
     Guarantee:
         With ``every=None``, whenever release n + 1 is logged, the state that release n left is on disk: as an entry of the
         journal that follows from the newest checkpoint, and from the one before, without a gap.
     """
 
-    def __init__(self, state: TrainingState, folder: Path, *, config_hash: str, every: int | None = None) -> None:
+    def __init__(
+        self, state: TrainingState, folder: Path, *, config_hash: str, every: int | None = None, continues: bool = False
+    ) -> None:
         if every is not None:
             validate.positive_integer(every=every)
         self._state = state
         self._folder = folder
         self._config_hash = config_hash
         self._every = every if every is not None or state.replayable else 1
-        self.begin()
+        self.begin(continues=continues)
 
-    def begin(self) -> None:
-        """Begin with the present state; what is kept of any other that came after it is gone."""
+    def begin(self, *, continues: bool) -> None:
+        """Begin with the present state; what is kept of others that came after it, or led elsewhere, is forgotten."""
         self._journal = Journal(self._folder, config_hash=self._config_hash)
-        self._journal.keep(after=-1, up_to=self._state.executor.released)
+        released = self._state.executor.released
+        self._journal.keep(after=-1 if continues else released, up_to=released)
         self.checkpoint()
 
     def before_update(self, published: Mapping[str, Any]) -> None:
         """Write what is being released to the journal."""
         if self._every is not None:
             return
-        digests = self._state.buffer_digests()
-        changed = {name for name, found in digests.items() if found != self._buffers.get(name)}
-        entry = self._state.entry(published, buffers=changed)
-        self._bytes += self._journal.append(self._state.executor.released + 1, entry)
+        self._bytes += self._journal.append(self._state.executor.released + 1, self._state.entry(published))
         self._entries += 1
-        self._buffers = digests
 
     def after_release(self) -> None:
         """Make a checkpoint where one is due."""
@@ -69,22 +70,21 @@ class StateKeeper:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write the whole state."""
+        """Write the state, but for what is in the journal and stays there."""
+        history = self._state.history
+        brief = bool(history) and self._every is None and self._journal.holds(history)
+        self._write(self._state.without_history() if brief else self._state.state_dict())
+
+    def _write(self, state: Mapping[str, Any]) -> None:
         released = self._state.executor.released
-        path = save_checkpoint(
-            self._folder,
-            self._state.state_dict(),
-            config_hash=self._config_hash,
-            release=released,
-            reuse=self._every is None,
-        )
+        reuse = self._every is None
+        path = save_checkpoint(self._folder, state, config_hash=self._config_hash, release=released, reuse=reuse)
         self._size, self._bytes, self._entries = path.stat().st_size, 0, 0
-        self._buffers = self._state.buffer_digests()
-        self._journal.keep(after=min(checkpoint_releases(self._folder)), up_to=released)
+        self._journal.keep(after=min(checkpoint_releases(self._folder)) - len(self._state.history), up_to=released)
 
     def finish(self) -> None:
         """Write the whole state and leave nothing but checkpoints."""
-        self.checkpoint()
+        self._write(self._state.state_dict())
         self._journal.remove()
         remove_draft(self._folder)
 
@@ -98,12 +98,23 @@ def restore(state: TrainingState, folder: Path, *, config_hash: str) -> tuple[st
     found = load_checkpoint(folder, config_hash=config_hash)
     if found is None:
         return None
+    journal = Journal(folder, config_hash=config_hash)
     state.restore(found.payload)
+    notes = []
+    if history := found.payload.get("history"):
+        entries = [entry for release in history if (entry := journal.read(release)) is not None]
+        state.recall(entries)
+        if len(entries) < len(history):
+            notes.append(
+                f"{len(history) - len(entries)} entries of the journal are damaged: the noise of these steps will not "
+                "be cancelled by later ones. The guarantee is the same."
+            )
     same, replayed = True, 0
     if state.replayable:
-        for entry in Journal(folder, config_hash=config_hash).entries(after=found.release):
+        for entry in journal.entries(after=found.release):
             same, replayed = state.replay(entry) and same, replayed + 1
-    notes = [f"{found.note} The journal has {replayed} more."] if found.note else []
+    if found.note:
+        notes.append(f"{found.note} The journal has {replayed} more.")
     if not same:
         notes.append(
             "The optimizer did not repeat its steps bit for bit, so the weights are not exactly those that the "

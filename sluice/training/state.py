@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from sluice.training.executor import Executor, ReplayableExecutor
-from sluice.training.weights import WeightUpdater, digest
+from sluice.training.weights import WeightUpdater
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +31,25 @@ class TrainingState:
     def replayable(self) -> bool:
         return isinstance(self.executor, ReplayableExecutor)
 
+    @property
+    def history(self) -> range:
+        """The releases whose published values are part of the state, by how many releases it contained after them."""
+        kept = self.executor.history if isinstance(self.executor, ReplayableExecutor) else 0
+        return range(max(0, self.executor.released - kept) + 1, self.executor.released + 1 if kept else 0)
+
     def state_dict(self) -> dict[str, Any]:
+        return self._with(self.executor.state_dict())
+
+    def without_history(self) -> dict[str, Any]:
+        """`state_dict` without what the journal has of `history`."""
+        assert isinstance(self.executor, ReplayableExecutor)
+        return {**self._with(self.executor.state_without_history()), "history": list(self.history)}
+
+    def _with(self, releases: dict[str, Any]) -> dict[str, Any]:
         self.updater.put_back()
         scheduler = self.updater.lr_scheduler
         return {
-            "releases": self.executor.state_dict(),
+            "releases": releases,
             "module": self.module.state_dict(),
             "optimizer": self.updater.optimizer.state_dict(),
             "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -54,32 +67,27 @@ class TrainingState:
         self.executor.restore(state["releases"])
         self.updater.remember()
 
-    def buffer_digests(self) -> dict[str, tuple[int, ...]]:
-        """Of each buffer of the module. Weights change by releases alone, buffers may in every forward pass."""
-        return {name: digest(buffer) for name, buffer in self.module.named_buffers()}
-
-    def entry(self, published: Mapping[str, Any], *, buffers: Collection[str]) -> dict[str, Any]:
+    def entry(self, published: Mapping[str, Any]) -> dict[str, Any]:
         """What leads from the present state to that after the release that is being made.
 
-        Args:
-            buffers: those that changed since the last state or entry was written.
+        Buffers are not in it: a model in which they change is refused (`sluice.gradients.interference`).
         """
         return {
             "number": self.executor.spent,
             "published": dict(published),
             "settings": self.updater.settings(),
             "weights": self.updater.digest(),
-            "buffers": {name: buffer for name, buffer in self.module.named_buffers() if name in buffers},
         }
+
+    def recall(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Complete a state that was written without its history."""
+        assert isinstance(self.executor, ReplayableExecutor)
+        self.executor.recall({entry["number"]: entry["published"] for entry in entries})
 
     def replay(self, entry: Mapping[str, Any]) -> bool:
         """Make a release again; whether the weights before it were those that it was made on, bit for bit."""
         assert isinstance(self.executor, ReplayableExecutor)
         same = self.updater.digest() == entry["weights"]
-        with torch.no_grad():
-            for name, buffer in self.module.named_buffers():
-                if name in entry["buffers"]:
-                    buffer.copy_(entry["buffers"][name])
         self.updater.set_settings(entry["settings"])
         self.executor.replay(entry["published"], number=entry["number"])
         return same

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sluice._base.errors import InputError
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightUpdater:
@@ -121,7 +121,7 @@ class WeightUpdater:
 
     def remember(self) -> None:
         """Take the present weights as those that the last release left."""
-        self._weights = {name: (p._version, digest(p)) for name, p in self._parameters.items()}
+        self._weights = {name: (p._version, _digest(p)) for name, p in self._parameters.items()}
         self._settings: list[dict[str, Any]] | None = None
 
     def nothing_released(self) -> None:
@@ -132,7 +132,7 @@ class WeightUpdater:
         """Refuse to continue if something other than a release changed weights or settings since the last one."""
         self.put_back()
         for name, parameter in self._parameters.items():
-            if (parameter._version, digest(parameter)) != self._weights[name]:
+            if (parameter._version, _digest(parameter)) != self._weights[name]:
                 raise InputError(
                     f"parameter '{name}' was changed by hand since the last release, so what is released next would "
                     "not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
@@ -164,7 +164,7 @@ class WeightUpdater:
             group.update(wanted)
 
 
-def digest(tensor: Tensor) -> tuple[int, ...]:
+def _digest(tensor: Tensor) -> tuple[int, ...]:
     """Numbers that change when the tensor does, also behind autograd's back (``p.data``); they cost one reading.
 
     It is read in words of eight bytes, which takes a tenth of the time that words of four do.
@@ -230,4 +230,4 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self._updater.optimizer!r})"
 
 
-__all__ = ["PrivateOptimizer", "WeightUpdater", "digest"]
+__all__ = ["PrivateOptimizer", "WeightUpdater"]

@@ -62,6 +62,21 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
     def own_state(self) -> dict[str, Any]:
         return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict()}
 
+    @property
+    def history(self) -> int:
+        return self._release.rows_kept
+
+    def own_state_without_history(self) -> dict[str, Any]:
+        return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict(rows=not self.history)}
+
+    def recall(self, published: Mapping[int, Mapping[str, Any]]) -> None:
+        self._release.recall(
+            {
+                number - 1: (values["raw"], [row.clone() for row in values["noisy"].values()])
+                for number, values in published.items()
+            }
+        )
+
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state["sampler"])
         self._release.load_state_dict(state["correlated"])
