@@ -238,6 +238,7 @@ class Training:
                 keeper.checkpoint()
             raise
         finally:
+            keeper.close()  # before the folder is unlocked
             self._interrupt.let_go()
         keeper.finish()
         self._evaluate(publication)

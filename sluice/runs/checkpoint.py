@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sluice._base.errors import DataError
 from sluice._base.files import explained, flush, read_bytes
-from sluice.runs.records import decode_record, encode_record, overwrite
+from sluice.runs.records import decode_record, encode_record, write_over
 
 _MAGIC = b"sluice checkpoint 2\n"
 _READABLE = (_MAGIC, b"sluice checkpoint 1\n")
@@ -40,9 +40,7 @@ class Checkpoint:
     note: str | None = None
 
 
-def save_checkpoint(
-    folder: Path, payload: Mapping[str, Any], *, config_hash: str, release: int, reuse: bool = False
-) -> Path:
+def save_checkpoint(folder: Path, payload: Mapping[str, Any], *, config_hash: str, release: int) -> Path:
     """Write a checkpoint and remove all but the last two.
 
     Args:
@@ -50,33 +48,70 @@ def save_checkpoint(
         payload: tensors, numbers, strings, bytes, None, and lists, tuples or dictionaries of them.
         config_hash: sha256 of the run's configuration; a checkpoint is only read back under the same one.
         release: how many releases the state contains.
-        reuse: keep the file of the oldest one to write the next into, which is faster; `remove_draft` ends that.
 
     Guarantee:
         After a crash at any instant the last checkpoint that was returned from here can be read.
     """
+    draft = draft_checkpoint(folder, payload, config_hash=config_hash, release=release)
+    draft.complete()
+    return draft.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDraft:
+    """A checkpoint that is written, but neither on disk for sure nor in its place.
+
+    Attributes:
+        size: in bytes.
+        reuse: whether to keep the file of the oldest checkpoint to write the next one into, which is faster.
+    """
+
+    target: Path
+    size: int
+    flush: Callable[[], None]
+    reuse: bool
+
+    def complete(self) -> None:
+        """Wait for the disk, put the checkpoint in its place, and remove all but the last two.
+
+        It reads nothing but files, so it may run while the state that was written changes.
+        """
+        folder = self.target.parent
+        draft = folder / _DRAFT
+        try:
+            self.flush()
+            with explained("write", self.target):
+                os.replace(draft, self.target)
+                flush(folder)
+        except BaseException:
+            remove_draft(folder)
+            raise
+        with explained("clean up", folder):
+            release = _number(self.target)
+            # A damaged spare ahead of the run (another history) must not outlive the state that replaced it.
+            for newer in [number for number in checkpoint_releases(folder) if number > release]:
+                _path(folder, newer).unlink(missing_ok=True)
+            for old in checkpoint_releases(folder)[_KEPT:]:
+                if self.reuse:
+                    os.replace(_path(folder, old), draft)
+                else:
+                    _path(folder, old).unlink(missing_ok=True)
+
+
+def draft_checkpoint(
+    folder: Path, payload: Mapping[str, Any], *, config_hash: str, release: int, reuse: bool = False
+) -> CheckpointDraft:
+    """The first half of `save_checkpoint`: afterwards the state may change."""
     parts = encode_record(_MAGIC, payload, config_hash=config_hash, release=release)
-    target, draft = _path(folder, release), folder / _DRAFT
     with explained("create", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        overwrite(draft, parts)
-        with explained("write", target):
-            os.replace(draft, target)
-            flush(folder)
+        wait = write_over(folder / _DRAFT, parts)
     except BaseException:
         remove_draft(folder)
         raise
-    with explained("clean up", folder):
-        # A damaged spare ahead of the run (another history) must not outlive the state that replaced it.
-        for newer in [number for number in checkpoint_releases(folder) if number > release]:
-            _path(folder, newer).unlink(missing_ok=True)
-        for old in checkpoint_releases(folder)[_KEPT:]:
-            if reuse:
-                os.replace(_path(folder, old), draft)
-            else:
-                _path(folder, old).unlink(missing_ok=True)
-    return target
+    size = sum(len(part) for part in parts)
+    return CheckpointDraft(target=_path(folder, release), size=size, flush=wait, reuse=reuse)
 
 
 def remove_draft(folder: Path) -> None:
@@ -118,8 +153,13 @@ def checkpoint_releases(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     with explained("read", folder):
-        found = [_NAME.fullmatch(path.name) for path in folder.iterdir()]
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+        return sorted((_number(path) for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _number(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def _path(folder: Path, release: int) -> Path:

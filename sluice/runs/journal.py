@@ -13,9 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from sluice._base.background import Background
 from sluice._base.errors import DataError
 from sluice._base.files import explained, flush, read_bytes
-from sluice.runs.records import decode_record, encode_record, overwrite, release_of_record
+from sluice.runs.records import decode_record, encode_record, release_of_record, write_over
 
 _MAGIC = b"sluice journal 1\n"
 _NAME = re.compile(r"slot-(\d{4})\.journal")
@@ -29,29 +30,42 @@ class Journal:
         config_hash: sha256 of the run's configuration; entries are only read back under the same one.
 
     Guarantee:
-        When :meth:`append` returns, the entry is on disk. A crash in the middle of it leaves an entry whose checksum is
-        wrong, and no other entry that is needed is touched.
+        When :meth:`wait` returns, the last entry is on disk; it is written there in the background meanwhile. A crash in
+        between leaves an entry whose checksum is wrong, or the whole one, and no other that is needed is touched.
     """
 
     def __init__(self, folder: Path, *, config_hash: str) -> None:
         self._folder = folder
         self._config_hash = config_hash
+        self._flushing = Background()
         #: The release in each slot; None where the slot may be written to.
         self._slots: dict[Path, int | None] = {path: release_of_record(_MAGIC, path) for path in _slots_in(folder)}
 
     def append(self, release: int, payload: Mapping[str, Any]) -> int:
-        """Write the entry that leads to this number of releases; how many bytes it has."""
+        """Write the entry that leads to this number of releases; how many bytes it has.
+
+        Guarantee:
+            When this returns, the death of the process cannot lose the entry, and tensors may change.
+        """
+        self.wait()
         parts = encode_record(_MAGIC, payload, config_hash=self._config_hash, release=release)
-        slot = next((path for path, kept in self._slots.items() if kept is None), None)
-        if slot is None:
-            slot = next(path for path in self._names() if path not in self._slots)
-            overwrite(slot, parts)
-            with explained("write", self._folder):
-                flush(self._folder)
-        else:
-            overwrite(slot, parts)
+        free = next((path for path, kept in self._slots.items() if kept is None), None)
+        slot = free or next(path for path in self._names() if path not in self._slots)
+        flush_entry = write_over(slot, parts)
         self._slots[slot] = release
+
+        def on_disk() -> None:
+            flush_entry()
+            if free is None:
+                with explained("write", self._folder):
+                    flush(self._folder)
+
+        self._flushing.start(on_disk)
         return sum(len(part) for part in parts)
+
+    def wait(self) -> None:
+        """Return when the last entry is on disk."""
+        self._flushing.wait()
 
     def _names(self) -> Iterator[Path]:
         return (self._folder / f"slot-{number:04d}.journal" for number in count())
@@ -102,6 +116,7 @@ class Journal:
 
     def remove(self) -> None:
         """Remove all entries: a checkpoint has what they lead to."""
+        self.wait()
         with explained("clean up", self._folder):
             for slot in self._slots:
                 slot.unlink(missing_ok=True)

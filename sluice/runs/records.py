@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,15 @@ def release_of_record(magic: bytes, path: Path) -> int | None:
         return None
 
 
-def overwrite(path: Path, parts: Sequence[Buffer]) -> None:
-    """Write a record over a file, or into a new one for the owner only; it is on disk when this returns.
+def write_over(path: Path, parts: Sequence[Buffer]) -> Callable[[], None]:
+    """Write a record over a file, or into a new one for the owner only.
 
     The file is not whole in between: whoever reads it must be able to do without it. That a new file is there at all is on
-    disk only once its folder is (`flush`).
+    disk only once its folder is (`sluice._base.files.flush`).
+
+    Returns:
+        What to call, once, to wait until the record is on disk. A process that is killed before leaves it to the system,
+        which still has it; a loss of power does not.
     """
     with explained("write", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -105,9 +109,18 @@ def overwrite(path: Path, parts: Sequence[Buffer]) -> None:
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
             os.ftruncate(descriptor, sum(len(part) for part in parts))
-            flush_data(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def finish() -> None:
+        try:
+            with explained("write", path):
+                flush_data(descriptor)
         finally:
             os.close(descriptor)
+
+    return finish
 
 
 def _read_head(magic: bytes | tuple[bytes, ...], data: bytes, *, what: str) -> tuple[dict[str, Any], int]:
@@ -200,4 +213,4 @@ def _with_values(structure: dict[str, Any], content: memoryview) -> dict[str, An
     return result
 
 
-__all__ = ["decode_record", "encode_record", "overwrite", "release_of_record"]
+__all__ = ["decode_record", "encode_record", "release_of_record", "write_over"]

@@ -232,7 +232,9 @@ class PrivacyEngine:
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
-            before_release=one_after_the_other(recorder.before_release if recorder else None, options.before_release),
+            before_release=one_after_the_other(
+                self._before_release, recorder.before_release if recorder else None, options.before_release
+            ),
             before_update=self._before_update,
             after_release=self._after_release,
         )
@@ -420,11 +422,17 @@ class PrivacyEngine:
         return configuration_hash(self.mechanism.to_dict())
 
     def close(self) -> None:
-        """Stop watching the model, and release the ledger's lock."""
+        """Stop watching the model, wait for what is still being written, and release the ledger's lock."""
         if self._capture is not None:
             self._capture.detach()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._recorder is not None:
             self._recorder.close()
+
+    def _before_release(self, number: int) -> None:
+        if self._keeper is not None:
+            self._keeper.before_release()
 
     def _before_update(self, published: Mapping[str, Any]) -> None:
         if self._keeper is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sluice._base import validate
-from sluice.runs.checkpoint import checkpoint_releases, load_checkpoint, remove_draft, save_checkpoint
+from sluice._base.background import Background
+from sluice._base.errors import SluiceError
+from sluice.runs.checkpoint import checkpoint_releases, draft_checkpoint, load_checkpoint, remove_draft
 from sluice.runs.journal import Journal
 from sluice.training.state import TrainingState
 
@@ -44,49 +47,79 @@ class StateKeeper:
         self._folder = folder
         self._config_hash = config_hash
         self._every = every if every is not None or state.replayable else 1
+        self._saving = Background()
+        self._unsettled = False
         self.begin(continues=continues)
 
     def begin(self, *, continues: bool) -> None:
         """Begin with the present state; what is kept of others that came after it, or led elsewhere, is forgotten."""
+        self._saving.wait()
         self._journal = Journal(self._folder, config_hash=self._config_hash)
         released = self._state.executor.released
         self._journal.keep(after=-1 if continues else released, up_to=released)
         self.checkpoint()
 
+    def before_release(self) -> None:
+        """Wait until what the last release left is on disk; raise what went wrong with it."""
+        self._journal.wait()
+        if not self._saving.busy:
+            self._settle()
+
     def before_update(self, published: Mapping[str, Any]) -> None:
         """Write what is being released to the journal."""
-        if self._every is not None:
-            return
-        self._bytes += self._journal.append(self._state.executor.released + 1, self._state.entry(published))
-        self._entries += 1
+        if self._every is None:
+            self._bytes += self._journal.append(self._state.executor.released + 1, self._state.entry(published))
+            self._entries += 1
 
     def after_release(self) -> None:
         """Make a checkpoint where one is due."""
         if self._every is not None:
-            due = self._state.executor.released % self._every == 0
-        else:
-            due = self._entries >= _MOST_ENTRIES or self._bytes >= max(_GROWTH * self._size, _SMALL_JOURNAL)
-        if due:
-            self.checkpoint()
+            if self._state.executor.released % self._every == 0:
+                self.checkpoint()
+        elif self._entries >= _MOST_ENTRIES or self._bytes >= max(_GROWTH * self._size, _SMALL_JOURNAL):
+            self._draft()
 
     def checkpoint(self) -> None:
-        """Write the state, but for what is in the journal and stays there."""
-        history = self._state.history
-        brief = bool(history) and self._every is None and self._journal.holds(history)
-        self._write(self._state.without_history() if brief else self._state.state_dict())
-
-    def _write(self, state: Mapping[str, Any]) -> None:
-        released = self._state.executor.released
-        reuse = self._every is None
-        path = save_checkpoint(self._folder, state, config_hash=self._config_hash, release=released, reuse=reuse)
-        self._size, self._bytes, self._entries = path.stat().st_size, 0, 0
-        self._journal.keep(after=min(checkpoint_releases(self._folder)) - len(self._state.history), up_to=released)
+        """Write the state; it is on disk when this returns."""
+        self._draft()
+        self._settle()
 
     def finish(self) -> None:
         """Write the whole state and leave nothing but checkpoints."""
-        self._write(self._state.state_dict())
+        self._draft(whole=True)
+        self._settle()
         self._journal.remove()
         remove_draft(self._folder)
+
+    def close(self) -> None:
+        """Wait until nothing is being written any more. What goes wrong now is no loss: it is not needed to go on."""
+        for background in (self._journal.wait, self._saving.wait):
+            with suppress(SluiceError):
+                background()
+
+    def _draft(self, *, whole: bool = False) -> None:
+        """Write the state, but for what is in the journal and stays there, and leave the rest to the background."""
+        self._settle()
+        state, history = self._state, self._state.history
+        brief = not whole and bool(history) and self._every is None and self._journal.holds(history)
+        draft = draft_checkpoint(
+            self._folder,
+            state.without_history() if brief else state.state_dict(),
+            config_hash=self._config_hash,
+            release=state.executor.released,
+            reuse=self._every is None,
+        )
+        self._size, self._bytes, self._entries = draft.size, 0, 0
+        self._saving.start(draft.complete)
+        self._unsettled = True
+
+    def _settle(self) -> None:
+        """Wait for the last checkpoint, and give up the entries that it makes superfluous."""
+        self._saving.wait()
+        if self._unsettled:
+            oldest = min(checkpoint_releases(self._folder))
+            self._journal.keep(after=oldest - len(self._state.history), up_to=self._state.executor.released)
+            self._unsettled = False
 
 
 def restore(state: TrainingState, folder: Path, *, config_hash: str) -> tuple[str, ...] | None:

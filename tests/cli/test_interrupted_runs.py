@@ -83,7 +83,7 @@ def refused(arguments: list[str], run: Path, capsys: Any) -> str:
 
 
 PLACES = [
-    (keeping, "save_checkpoint"),
+    (keeping, "draft_checkpoint"),
     (training, "accuracy"),
     (publication, "write_certificate"),
     (training, "encode_weights"),

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,7 @@ class Countdown:
         self.count = 0
         self.names: list[str] = []
         self._chosen = chosen
+        self._lock = threading.Lock()
 
     def watch(self, owner: Any, name: str) -> None:
         original = getattr(owner, name)
@@ -98,10 +100,11 @@ class Countdown:
         os.write = watched
 
     def reached(self, name: str) -> None:
-        self.count += 1
-        self.names.append(name)
-        if self.count == self._chosen:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self._lock:  # the disk is waited for in another thread
+            self.count += 1
+            self.names.append(name)
+            if self.count == self._chosen:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def watch_everything(countdown: Countdown) -> None:

@@ -136,17 +136,17 @@ def test_an_interrupted_seeded_run_ends_as_if_it_never_was(digits, tmp_path, ove
     assert public_files(tmp_path / "stopped") == public_files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("place", ["save_checkpoint", "read_evaluations", "accuracy"])
+@pytest.mark.parametrize("place", ["draft_checkpoint", "read_evaluations", "accuracy"])
 def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, place):
     """The machine fails in the middle of a release, of publishing or of an evaluation."""
-    owner = keeping_module if place == "save_checkpoint" else training_module
+    owner = keeping_module if place == "draft_checkpoint" else training_module
     original = getattr(owner, place)
     calls = 0
 
     def failing(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == {"save_checkpoint": 4, "read_evaluations": 1, "accuracy": 2}[place]:
+        if calls == {"draft_checkpoint": 4, "read_evaluations": 1, "accuracy": 2}[place]:
             raise OSError("the machine failed")
         return original(*args, **options)
 
