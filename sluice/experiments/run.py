@@ -135,7 +135,7 @@ class Training:
             return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
-        """Resume a run that was interrupted, from its last checkpoint, or from the start if it never had one.
+        """Resume a run that was interrupted, from the last state that was kept, or from the start if none was.
 
         Guarantee:
             As for `start`. A seeded run ends as if it had never been interrupted, with the same bytes in ``public/``;

@@ -163,7 +163,7 @@ def _load_plain(content: Buffer, *, what: str) -> dict[str, Any]:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _without_values(value: Any, place: str, tensors: list[Tensor]) -> Any:
@@ -199,7 +199,7 @@ def _with_values(structure: dict[str, Any], content: memoryview) -> dict[str, An
             tensor = torch.empty(value.shape, dtype=value.dtype)
             size = tensor.numel() * tensor.element_size()
             if size:
-                memoryview(tensor.reshape(-1).view(torch.uint8).numpy())[:] = content[begin : begin + size]
+                tensor.reshape(-1).view(torch.uint8).numpy().data[:] = content[begin : begin + size]
             begin += size
             return tensor
         if isinstance(value, dict):

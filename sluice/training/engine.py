@@ -24,14 +24,14 @@ from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
-from sluice.runs.checkpoint import checkpoint_releases, save_checkpoint
+from sluice.runs.checkpoint import save_checkpoint
 from sluice.runs.folder import configuration_hash
 from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header, one_after_the_other
 from sluice.training.arguments import SelectiveArguments
 from sluice.training.batches import Batches
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Executor, PiecewiseExecutor
-from sluice.training.keeping import StateKeeper, restore
+from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
 from sluice.training.options import TrainingOptions
 from sluice.training.state import TrainingState
@@ -70,8 +70,7 @@ class PrivacyEngine:
         self._recorder: LedgerRecorder | None = None
         self._capture: LoopCapture | None = None
         self._average: AveragedModel | None = None
-        self._keeper: StateKeeper | None = None
-        self._loaded: tuple[Path, int] | None = None
+        self._keeping = Keeping()
 
     def make_private(
         self,
@@ -233,10 +232,10 @@ class PrivacyEngine:
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
             before_release=one_after_the_other(
-                self._before_release, recorder.before_release if recorder else None, options.before_release
+                self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
             ),
-            before_update=self._before_update,
-            after_release=self._after_release,
+            before_update=self._keeping.before_update,
+            after_release=self._keeping.after_release,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
         if recorder is not None:
@@ -338,8 +337,7 @@ class PrivacyEngine:
         """Take weights that were changed by hand as they are. Only for changes that do not depend on the data."""
         self._running()
         self._updater.remember()
-        if self._keeper is not None:
-            self._keeper.checkpoint()  # no release leads to these
+        self._keeping.checkpoint()  # no release leads to these
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next release depends on: weights, optimizer, schedule, noise, reference, average.
@@ -359,8 +357,7 @@ class PrivacyEngine:
         charged = executor.unrepeatable
         self._state.restore(state)
         executor.begin_after(max(lost, charged - executor.released))
-        if self._keeper is not None:
-            self._keeper.begin(continues=False)
+        self._keeping.restart()
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
@@ -378,20 +375,8 @@ class PrivacyEngine:
             config_hash: whose state it is; None takes the mechanism's.
         """
         self._running()
-        folder = Path(folder)
-        continues = self._loaded == (folder, self.released)
-        if checkpoint_releases(folder) and not continues:
-            raise InputError(
-                f"folder={str(folder)!r} holds checkpoints: call engine.load with it first, or give another."
-            )
-        self._keeper = StateKeeper(
-            self._state,
-            folder,
-            config_hash=config_hash or self._mechanism_hash(),
-            every=every,
-            continues=continues,
-        )
-        return self._keeper
+        config_hash = config_hash or self._mechanism_hash()
+        return self._keeping.start(self._state, Path(folder), config_hash=config_hash, every=every)
 
     def load(self, folder: str | Path, *, config_hash: str | None = None, spent: int = 0) -> str | None:
         """Resume from the newest state that a folder leads to, by its checkpoints and its journal.
@@ -408,15 +393,11 @@ class PrivacyEngine:
         """
         executor = self._running()
         charged = executor.unrepeatable
-        notes = restore(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
-        if notes is None:
-            raise InputError(f"folder={str(folder)!r} holds no checkpoint: give a folder that engine.save wrote to.")
-        self._loaded = Path(folder), self.released
+        note = self._keeping.load(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
         lost = spent - self.released if self._recorder is None else self._recorder.continue_from(self.released)
         executor.begin_after(max(lost, charged - executor.released))
-        if self._keeper is not None:
-            self._keeper.begin(continues=False)
-        return " ".join(notes) or None
+        self._keeping.restart()
+        return note
 
     def _mechanism_hash(self) -> str:
         return configuration_hash(self.mechanism.to_dict())
@@ -425,22 +406,9 @@ class PrivacyEngine:
         """Stop watching the model, wait for what is still being written, and release the ledger's lock."""
         if self._capture is not None:
             self._capture.detach()
-        if self._keeper is not None:
-            self._keeper.close()
+        self._keeping.close()
         if self._recorder is not None:
             self._recorder.close()
-
-    def _before_release(self, number: int) -> None:
-        if self._keeper is not None:
-            self._keeper.before_release()
-
-    def _before_update(self, published: Mapping[str, Any]) -> None:
-        if self._keeper is not None:
-            self._keeper.before_update(published)
-
-    def _after_release(self) -> None:
-        if self._keeper is not None:
-            self._keeper.after_release()
 
     def _update_average(self) -> None:
         if self._average is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice._base import validate
 from sluice._base.background import Background
-from sluice._base.errors import SluiceError
+from sluice._base.errors import InputError, SluiceError
 from sluice.runs.checkpoint import checkpoint_releases, draft_checkpoint, load_checkpoint, remove_draft
 from sluice.runs.journal import Journal
 from sluice.training.state import TrainingState
@@ -156,4 +156,56 @@ def restore(state: TrainingState, folder: Path, *, config_hash: str) -> tuple[st
     return tuple(notes)
 
 
-__all__ = ["StateKeeper", "restore"]
+class Keeping:
+    """Where an engine keeps its run: nowhere, until it is told."""
+
+    def __init__(self) -> None:
+        self._keeper: StateKeeper | None = None
+        self._loaded: tuple[Path, int] | None = None
+
+    def start(self, state: TrainingState, folder: Path, *, config_hash: str, every: int | None) -> StateKeeper:
+        """Keep the run in a folder from now on."""
+        continues = self._loaded == (folder, state.executor.released)
+        if checkpoint_releases(folder) and not continues:
+            raise InputError(
+                f"folder={str(folder)!r} holds checkpoints: call engine.load with it first, or give another."
+            )
+        self._keeper = StateKeeper(state, folder, config_hash=config_hash, every=every, continues=continues)
+        return self._keeper
+
+    def load(self, state: TrainingState, folder: Path, *, config_hash: str) -> str | None:
+        """`restore`, and remember where from; its notes in one, or None."""
+        self.close()
+        notes = restore(state, folder, config_hash=config_hash)
+        if notes is None:
+            raise InputError(f"folder={str(folder)!r} holds no checkpoint: give a folder that engine.save wrote to.")
+        self._loaded = folder, state.executor.released
+        return " ".join(notes) or None
+
+    def restart(self) -> None:
+        """Keep a state that was loaded, and forget where the one before would have led to."""
+        if self._keeper is not None:
+            self._keeper.begin(continues=False)
+
+    def before_release(self, number: int) -> None:
+        if self._keeper is not None:
+            self._keeper.before_release()
+
+    def before_update(self, published: Mapping[str, Any]) -> None:
+        if self._keeper is not None:
+            self._keeper.before_update(published)
+
+    def after_release(self) -> None:
+        if self._keeper is not None:
+            self._keeper.after_release()
+
+    def checkpoint(self) -> None:
+        if self._keeper is not None:
+            self._keeper.checkpoint()
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+__all__ = ["Keeping", "StateKeeper", "restore"]

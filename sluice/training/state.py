@@ -87,7 +87,7 @@ class TrainingState:
     def replay(self, entry: Mapping[str, Any]) -> bool:
         """Make a release again; whether the weights before it were those that it was made on, bit for bit."""
         assert isinstance(self.executor, ReplayableExecutor)
-        same = self.updater.digest() == entry["weights"]
+        same: bool = self.updater.digest() == entry["weights"]
         self.updater.set_settings(entry["settings"])
         self.executor.replay(entry["published"], number=entry["number"])
         return same

@@ -287,7 +287,7 @@ def test_a_checkpoint_does_not_repeat_what_the_journal_has(tmp_path, monkeypatch
     brief = max(run.folder.glob("*.checkpoint")).stat().st_size
     slots = len(list(run.folder.glob("*.journal")))
     assert slots <= 2 * 4 + 11
-    run.engine._keeper.finish()
+    run.engine._keeping._keeper.finish()
     assert max(run.folder.glob("*.checkpoint")).stat().st_size > 2 * brief
     assert not list(run.folder.glob("*.journal"))
     assert not list(run.folder.glob(".*"))
