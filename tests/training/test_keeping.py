@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,10 @@ from sluice.methods.dpis import ImportanceSampling
 from sluice.methods.dpsur import DpsurMechanism
 from sluice.methods.matrix import MatrixMechanism
 from sluice.methods.non_private import NonPrivate
+from sluice.runs import checkpoint, records
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.journal import Journal
-from sluice.runs.ledger import read_ledger
+from sluice.runs.ledger import Ledger, read_ledger
 from sluice.training import keeping
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
@@ -392,5 +396,57 @@ def test_the_ordinary_loop_is_kept_too(tmp_path):
     assert same(again.state(), before)
     again.kept()
     loop(again, RELEASES)
+    assert again.engine.released == RELEASES
+    again.engine.close()
+
+
+def test_the_next_release_is_logged_only_when_the_last_entry_is_on_disk(tmp_path, monkeypatch):
+    """What a loss of power can take is what the ledger's last line says, and nothing before it."""
+    events: list[str] = []
+    flush, append = records.flush_data, Ledger.append_release
+
+    def slowly(descriptor: int) -> None:
+        time.sleep(0.02)
+        flush(descriptor)
+        events.append("flushed")
+
+    def logged(self: Ledger, number: int) -> None:
+        events.append(f"logged {number}")
+        append(self, number)
+
+    monkeypatch.setattr(records, "flush_data", slowly)
+    monkeypatch.setattr(Ledger, "append_release", logged)
+    run = Run(MECHANISMS["dpsgd"], tmp_path / "kept").kept()
+    events.clear()
+    run.train(4)
+    run.engine.close()
+    assert events == [event for number in range(1, 5) for event in (f"logged {number}", "flushed")]
+
+
+@pytest.mark.parametrize("what", ["entry", "checkpoint"])
+def test_what_goes_wrong_in_the_background_ends_the_run_before_the_next_release(what, tmp_path, monkeypatch):
+    mechanism = MECHANISMS["dpsgd"]
+    if what == "checkpoint":
+        monkeypatch.setattr(keeping, "_MOST_ENTRIES", 3)
+    run = Run(mechanism, tmp_path / "kept").kept().train(2)
+
+    def full(place: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        owner = records if what == "entry" else checkpoint
+        patch.setattr(owner, "flush_data" if what == "entry" else "flush", full)
+        run.train(1)
+        if what == "checkpoint":
+            run.engine._keeping._keeper._saving._thread.join()
+        with pytest.raises(DataError, match="free some space"):
+            run.train(1)
+    before = run.state()
+    again = after_a_crash(run, mechanism)
+    again.engine.load(again.folder)
+    assert read_ledger(run.ledger).spent == 3
+    assert again.engine.released == 3
+    assert same(again.state()["module"], before["module"])
+    again.kept().train()
     assert again.engine.released == RELEASES
     again.engine.close()
