@@ -4,10 +4,11 @@
 
 Each case is trained from its settings into a run folder, as ``sluice train`` does it, with secure noise. The two variants
 differ in what is kept alone (the ledger is written ahead in both) and take turns in one process. Beside whole releases, the
-time within what keeps them is taken by itself, which other programs disturb less. Times are by the clock and of the processor,
-on one thread, medians and means over releases: a whole checkpoint is made only now and then. The first releases of each
-run are left out (``--skip``): files are made then that are written over later. Disks differ: the runs are put where
-``--folder`` says.
+time that training waits for what keeps them is taken by itself, which other programs disturb less; what the disk does in the
+background is in the whole releases. Times are by the clock and of the processor, on one thread, medians and means over
+releases: a whole checkpoint is made only now and then. The first releases of each run are left out (``--skip``): files are
+made then that are written over later; and so is the first round, in which the process gets its memory. Disks differ: the runs
+are put where ``--folder`` says.
 """
 
 from __future__ import annotations
@@ -113,9 +114,11 @@ def random_records(width: int = 31_250, count: int = 512) -> DataSplits:
 
 def measure(settings: TrainSettings, splits: DataSplits, *, rounds: int, skip: int, folder: Path) -> dict[str, Any]:
     variants = {"every release kept": Watched(skip=skip), "none kept": Watched(skip=skip)}
-    for number in range(rounds):
-        for (name, watched), every in zip(variants.items(), (None, NEVER), strict=True):
-            watched.last = None
+    order = list(zip(variants.items(), (None, NEVER), strict=True))
+    for number in range(rounds + 1):
+        order.reverse()
+        for (name, watched), every in order:
+            watched.last, watched.skip = None, skip if number else settings.releases
             for method in METHODS:
                 setattr(StateKeeper, method, watched.watch(method))
             run = folder / f"{name.replace(' ', '-')}-{number}"
