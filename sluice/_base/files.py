@@ -62,13 +62,13 @@ def replaced_atomically(target: Path, *, owner_only: bool = False) -> Iterator[P
         yield temporary
         if not owner_only:
             temporary.chmod(0o666 & ~_umask())
-        _flush(temporary)
+        flush(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
         if hidden:
             hide_time(folder)
-        _flush(folder)
+        flush(folder)
 
 
 def hide_time(file: Path | int) -> None:
@@ -149,12 +149,21 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_data(descriptor: int) -> None:
+    """Wait until what a file holds is on the disk; when it was changed need not be."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
 
 
 def _umask() -> int:

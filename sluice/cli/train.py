@@ -51,7 +51,9 @@ class _Operation:
     )
     checkpoint_every: int | None = field(
         default=None,
-        metadata=_shown(RUN, "Releases between two checkpoints; if not given, 1, or a hundred in all with a seed."),
+        metadata=_shown(
+            RUN, "Releases between two checkpoints; if not given, each release is kept, or a hundred with a seed."
+        ),
     )
     threads: int | None = field(default=None, metadata=_shown(RUN, "Threads of PyTorch; its own choice if not given."))
     max_physical_batch_size: int = field(

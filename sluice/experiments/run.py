@@ -1,4 +1,4 @@
-"""Training a run from its settings: every release logged first, then applied, then kept in a checkpoint."""
+"""Training a run from its settings: every release logged first, then kept, then applied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluice.experiments.update_rule import make_optimizer
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of, planned_mechanism
 from sluice.models import create_model
-from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
+from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
 from sluice.runs.privacy_spent import mechanism_of, spending
@@ -80,8 +80,8 @@ class Training:
         mechanism: what the run promises; None plans it from the settings. To resume, give that of the ledger
             (`recorded_run`).
         checkpoint_every: releases between two checkpoints. After a crash of an unseeded run, releases since the last
-            one are lost and stay charged (Ctrl-C and SIGTERM lose none), so None makes one with each release there,
-            and a hundred in a seeded run, which loses nothing. It changes no result.
+            one are lost and stay charged (Ctrl-C and SIGTERM lose none), so None keeps each release there, in a journal
+            between checkpoints, and makes a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.
     """
@@ -97,9 +97,11 @@ class Training:
         report: Callable[[Progress], None] = lambda progress: None,
         report_private: Callable[[TraceRow], None] = lambda row: None,
     ) -> None:
-        if checkpoint_every is None:
-            checkpoint_every = 1 if settings.seed is None else max(1, settings.releases // 100)
-        validate.positive_integer(checkpoint_every=checkpoint_every, max_physical_batch_size=max_physical_batch_size)
+        if checkpoint_every is None and settings.seed is not None:
+            checkpoint_every = max(1, settings.releases // 100)
+        if checkpoint_every is not None:
+            validate.positive_integer(checkpoint_every=checkpoint_every)
+        validate.positive_integer(max_physical_batch_size=max_physical_batch_size)
         self.settings = settings
         self._report = report
         self._report_private = report_private
@@ -133,7 +135,7 @@ class Training:
             return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
-        """Resume a run that was interrupted, from its last checkpoint, or from the start if it never had one.
+        """Resume a run that was interrupted, from the last state that was kept, or from the start if none was.
 
         Guarantee:
             As for `start`. A seeded run ends as if it had never been interrupted, with the same bytes in ``public/``;
@@ -147,25 +149,31 @@ class Training:
                 return self._begin(folder)
             with Ledger.open(folder.ledger_path) as ledger:
                 self._require_same(folder, ledger)
-                found = load_checkpoint(folder.checkpoints, config_hash=folder.config_hash)
-                if found is None:
+                if not checkpoint_releases(folder.checkpoints):
                     if ledger.spent > 0:
                         raise DataError(
                             f"{folder.checkpoints} holds no checkpoint: the run cannot be resumed. Start a new one."
                         )
                     return self._from_the_start(folder, ledger)
-                self._notes += [note for note in (ledger.note, found.note) if note]
-                repeats = self.settings.seed is not None
-                lost = 0 if repeats else ledger.spent - found.release
-                if lost:
-                    self._notes.append(f"Releases lost when the run was interrupted, which stay charged: {lost}.")
-                self._set_up(ledger.resume(applied=found.release, repeats_noise=repeats))
-                self.engine.load_state_dict(found.payload, lost=lost)
+                self._go_back(folder, ledger)
                 return self._run(folder, ledger)
 
     def has_data_of(self, path: Path) -> bool:
         """Whether a run began with the very records, and features, that are given here."""
         return RunFolder.look(path).began_with(fingerprint(self._train))
+
+    def _go_back(self, folder: RunFolder, ledger: Ledger) -> None:
+        """Continue from the newest state that was kept."""
+        repeats = self.settings.seed is not None
+        self._set_up(lambda number: log_release(number))
+        note = self.engine.load(
+            folder.checkpoints, config_hash=folder.config_hash, spent=0 if repeats else ledger.spent
+        )
+        log_release = ledger.resume(applied=self.engine.released, repeats_noise=repeats)
+        self._notes += [each for each in (ledger.note, note) if each]
+        lost = 0 if repeats else ledger.spent - self.engine.released
+        if lost:
+            self._notes.append(f"Releases lost when the run was interrupted, which stay charged: {lost}.")
 
     def _begin(self, folder: RunFolder) -> TrainResult:
         header = LedgerHeader(
@@ -181,7 +189,6 @@ class Training:
 
     def _from_the_start(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
         self._set_up(ledger.append_release)
-        self._save(folder)
         return self._run(folder, ledger)
 
     def _require_same_settings(self, folder: RunFolder) -> None:
@@ -219,23 +226,25 @@ class Training:
         )
 
     def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
+        keeper = self.engine.keep_in(folder.checkpoints, every=self._checkpoint_every, config_hash=folder.config_hash)
         publication = PublicFiles(folder, delta=self.settings.delta)
         publication.keep_up_to(self.engine.released)
         trace = TraceFile(folder.trace_path)
         try:
             if self._is_due(self.engine.released) and not publication.has(self.engine.released):
                 self._evaluate(publication)  # a crash came between the checkpoint and the evaluation
-            self._make_releases(folder, publication, trace)
+            self._make_releases(publication, trace)
         except GaveUpError as error:
             self._notes.append(str(error))
         except KeyboardInterrupt:
             # A seeded run repeats from the last regular checkpoint; the noise of any other is fresh anyway.
             if self.settings.seed is None:
-                self._save(folder)
+                keeper.checkpoint()
             raise
         finally:
+            keeper.close()  # before the folder is unlocked
             self._interrupt.let_go()
-        self._save(folder)
+        keeper.finish()
         self._evaluate(publication)
         self._keep_held_out_accuracy(folder)
         with self._published_model() as model:
@@ -243,11 +252,9 @@ class Training:
         publication.publish_certificate()
         return _result(folder, notes=tuple(self._notes))
 
-    def _make_releases(self, folder: RunFolder, publication: PublicFiles, trace: TraceFile) -> None:
+    def _make_releases(self, publication: PublicFiles, trace: TraceFile) -> None:
         began = time.monotonic()
         for release in self.engine.releases(F.cross_entropy):
-            if release % self._checkpoint_every == 0:
-                self._save(folder)
             self._interrupt.let_go()
             attempts, measured, metric = self.engine.last_private_trace()
             seconds = time.monotonic() - began
@@ -293,14 +300,6 @@ class Training:
             return
         with self.engine.averaged() as averaged:
             yield averaged
-
-    def _save(self, folder: RunFolder) -> None:
-        save_checkpoint(
-            folder.checkpoints,
-            self.engine.state_dict(),
-            config_hash=folder.config_hash,
-            release=self.engine.released,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

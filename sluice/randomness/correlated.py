@@ -105,9 +105,15 @@ class CorrelatedRelease:
         Args:
             sum_error: a bound on the rounding error of the raw sum, over ``max_grad_norm``; the noise covers it.
         """
+        raw = [tensor.detach().clone() for tensor in raw_sum]
+        released = self.add_noise(raw_sum, sum_error=sum_error)
+        self.remember(raw_sum=raw, released=[tensor.detach().clone() for tensor in released])
+        return released
+
+    def add_noise(self, raw_sum: Sequence[Tensor], *, sum_error: float = 0.0) -> Tensors:
+        """The first half of `release`: the noise alone. The step is not over before `remember`, which must follow."""
         self._require_a_step_left()
-        kept = [tensor.detach().clone() for tensor in raw_sum]
-        rows = [raw.double() + echo for raw, echo in _with_echo(kept, self._raw_past)]
+        rows = [raw.detach().double() + echo for raw, echo in _with_echo(raw_sum, self._raw_past)]
         noisy_sum(
             rows,
             noise_multiplier=self.noise_multiplier,
@@ -118,10 +124,17 @@ class CorrelatedRelease:
         with torch.no_grad():
             for target, (row, echo) in zip(raw_sum, _with_echo(rows, self._released_past), strict=True):
                 target.copy_(row - echo)
-        self._raw_past.append(kept)
-        self._released_past.append([tensor.detach().clone() for tensor in raw_sum])
-        self.position += 1
         return list(raw_sum)
+
+    def remember(self, *, raw_sum: Tensors, released: Tensors) -> None:
+        """The second half: keep what later steps need of this one. The tensors are kept themselves, not copied.
+
+        Guarantee:
+            Nothing is drawn: from what `add_noise` took and gave, the state comes out the same bit for bit.
+        """
+        self._raw_past.append(raw_sum)
+        self._released_past.append(released)
+        self.position += 1
 
     def skip(self) -> None:
         """Continue after a step whose result was lost, such as one made after the checkpoint that a crash left.
@@ -135,13 +148,22 @@ class CorrelatedRelease:
         self._released_past.append_zero()
         self.position += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep. Sensitive: it holds raw sums."""
+    @property
+    def rows_kept(self) -> int:
+        """How many of the last rows the state consists of, one by one; 0 where it is made of sums over all of them."""
+        return self._raw_past.rows_kept
+
+    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
+        """What a checkpoint has to keep. Sensitive: it holds raw sums.
+
+        Args:
+            rows: false leaves out the rows that `recall` brings back.
+        """
         return {
             "strategy": self.strategy.to_dict(),
             "position": self.position,
-            "raw_past": self._raw_past.state(),
-            "released_past": self._released_past.state(),
+            "raw_past": self._raw_past.state() if rows else [],
+            "released_past": self._released_past.state() if rows else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,6 +172,20 @@ class CorrelatedRelease:
         self._released_past.load(state["released_past"])
         self.position = int(state["position"])
 
+    def recall(self, rows: Mapping[int, tuple[Tensors, Tensors]]) -> None:
+        """Complete a state that was saved without its rows.
+
+        Args:
+            rows: raw sums and what was released, by step, counted from 0. A step that is missing counts as skipped.
+        """
+        for memory, which in ((self._raw_past, 0), (self._released_past, 1)):
+            memory.load([])
+            for step in range(max(0, self.position - self.rows_kept), self.position):
+                if step in rows:
+                    memory.append(rows[step][which])
+                else:
+                    memory.append_zero()
+
     def _require_a_step_left(self) -> None:
         if self.position >= self.steps:
             raise InputError(f"all steps={self.steps} are made: a longer run needs a mechanism planned for more steps.")
@@ -157,6 +193,9 @@ class CorrelatedRelease:
 
 class _Memory(ABC):
     """What is left of past rows x: enough for ``sum_{d>=1} c_d x_{t-d}``."""
+
+    #: How many of the last rows it consists of, one by one; 0 if it is made of sums over all of them.
+    rows_kept: int = 0
 
     @abstractmethod
     def echo(self, place: int, like: Tensor) -> Tensor:
@@ -183,6 +222,7 @@ class _BandMemory(_Memory):
     def __init__(self, diagonals: Sequence[float]) -> None:
         self._weights = tuple(diagonals[1:])
         self._rows: deque[Tensors | None] = deque(maxlen=len(self._weights))
+        self.rows_kept = len(self._weights)
 
     def echo(self, place: int, like: Tensor) -> Tensor:
         result = torch.zeros_like(like, dtype=torch.float64)
@@ -198,7 +238,7 @@ class _BandMemory(_Memory):
         self._rows.appendleft(None)
 
     def state(self) -> list[Any]:
-        return [None if row is None else [tensor.clone() for tensor in row] for row in self._rows]
+        return [None if row is None else list(row) for row in self._rows]  # rows never change
 
     def load(self, state: Sequence[Any]) -> None:
         self._rows = deque(

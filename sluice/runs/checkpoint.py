@@ -5,23 +5,24 @@ A checkpoint holds un-noised state (the sampler's, say) and tells when it was ma
 
 from __future__ import annotations
 
-import io
-import pickle
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from sluice._base.errors import DataError
+from sluice._base.files import explained, flush, read_bytes
+from sluice.runs.records import decode_record, encode_record, write_over
 
-from sluice._base.errors import DataError, InputError
-from sluice._base.files import canonical_json, explained, parse_json, read_bytes, sha256_hex, write_atomically
-
-_MAGIC = b"sluice checkpoint 1\n"
+_MAGIC = b"sluice checkpoint 2\n"
+_READABLE = (_MAGIC, b"sluice checkpoint 1\n")
 _NAME = re.compile(r"release-(\d{10})\.checkpoint")
 _KEPT = 2
+# Where the next one is written: the file of one that is no longer needed. What a kill leaves of it is removed like any
+# other temporary file.
+_DRAFT = ".checkpoint.partial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def save_checkpoint(folder: Path, payload: Mapping[str, Any], *, config_hash: st
     """Write a checkpoint and remove all but the last two.
 
     Args:
-        folder: where checkpoints are kept.
+        folder: where checkpoints are kept, by one process at a time.
         payload: tensors, numbers, strings, bytes, None, and lists, tuples or dictionaries of them.
         config_hash: sha256 of the run's configuration; a checkpoint is only read back under the same one.
         release: how many releases the state contains.
@@ -51,20 +52,72 @@ def save_checkpoint(folder: Path, payload: Mapping[str, Any], *, config_hash: st
     Guarantee:
         After a crash at any instant the last checkpoint that was returned from here can be read.
     """
-    if not isinstance(release, int) or isinstance(release, bool) or not 0 <= release < 10**10:
-        raise InputError(f"release={release!r} is not allowed: it must be an integer >= 0.")
-    content = _encode(payload, config_hash=config_hash, release=release)
-    target = folder / f"release-{release:010d}.checkpoint"
+    draft = draft_checkpoint(folder, payload, config_hash=config_hash, release=release)
+    draft.complete()
+    return draft.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDraft:
+    """A checkpoint that is written, but neither on disk for sure nor in its place.
+
+    Attributes:
+        size: in bytes.
+        reuse: whether to keep the file of the oldest checkpoint to write the next one into, which is faster.
+    """
+
+    target: Path
+    size: int
+    flush: Callable[[], None]
+    reuse: bool
+
+    def complete(self) -> None:
+        """Wait for the disk, put the checkpoint in its place, and remove all but the last two.
+
+        It reads nothing but files, so it may run while the state that was written changes.
+        """
+        folder = self.target.parent
+        draft = folder / _DRAFT
+        try:
+            self.flush()
+            with explained("write", self.target):
+                os.replace(draft, self.target)
+                flush(folder)
+        except BaseException:
+            remove_draft(folder)
+            raise
+        with explained("clean up", folder):
+            release = _number(self.target)
+            # A damaged spare ahead of the run (another history) must not outlive the state that replaced it.
+            for newer in [number for number in checkpoint_releases(folder) if number > release]:
+                _path(folder, newer).unlink(missing_ok=True)
+            for old in checkpoint_releases(folder)[_KEPT:]:
+                if self.reuse:
+                    os.replace(_path(folder, old), draft)
+                else:
+                    _path(folder, old).unlink(missing_ok=True)
+
+
+def draft_checkpoint(
+    folder: Path, payload: Mapping[str, Any], *, config_hash: str, release: int, reuse: bool = False
+) -> CheckpointDraft:
+    """The first half of `save_checkpoint`: afterwards the state may change."""
+    parts = encode_record(_MAGIC, payload, config_hash=config_hash, release=release)
     with explained("create", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(target, content, public=False)
+    try:
+        wait = write_over(folder / _DRAFT, parts)
+    except BaseException:
+        remove_draft(folder)
+        raise
+    size = sum(len(part) for part in parts)
+    return CheckpointDraft(target=_path(folder, release), size=size, flush=wait, reuse=reuse)
+
+
+def remove_draft(folder: Path) -> None:
+    """Remove the file that was kept to write the next checkpoint into."""
     with explained("clean up", folder):
-        # A damaged spare ahead of the run (another history) must not outlive the state that replaced it.
-        for newer in [path for path in _checkpoints(folder) if _number(path) > release]:
-            newer.unlink(missing_ok=True)
-        for old in _checkpoints(folder)[_KEPT:]:
-            old.unlink(missing_ok=True)
-    return target
+        (folder / _DRAFT).unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path, *, config_hash: str) -> Checkpoint | None:
@@ -75,9 +128,14 @@ def load_checkpoint(folder: Path, *, config_hash: str) -> Checkpoint | None:
         checkpoint of another configuration is refused, never passed over.
     """
     problems: list[str] = []
-    for path in _checkpoints(folder):
+    for number in checkpoint_releases(folder):
+        path = _path(folder, number)
         try:
-            release, payload = _decode(read_bytes(path), path=path, config_hash=config_hash)
+            release, payload = decode_record(
+                _READABLE, read_bytes(path), what=f"The checkpoint {path.name}", config_hash=config_hash
+            )
+            if release != number:
+                raise DataError(f"The checkpoint {path.name} is damaged (it contains {release} releases).")
         except DataError as error:
             problems.append(str(error))
             continue
@@ -90,73 +148,19 @@ def load_checkpoint(folder: Path, *, config_hash: str) -> Checkpoint | None:
     return None
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first."""
+def checkpoint_releases(folder: Path) -> list[int]:
+    """How many releases each checkpoint of a folder contains, by its name; the newest first."""
     if not folder.is_dir():
         return []
     with explained("read", folder):
-        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_number, reverse=True)
+        return sorted((_number(path) for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
 def _number(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    assert match is not None
+    return int(match[1])
 
 
-def _encode(payload: Mapping[str, Any], *, config_hash: str, release: int) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(_plain(payload, "payload"), buffer)
-    content = buffer.getvalue()
-    head = {"configuration": config_hash, "release": release, "bytes": len(content)}
-    checksum = sha256_hex(canonical_json(head) + content)
-    return _MAGIC + canonical_json({**head, "sha256": checksum}) + b"\n" + content
-
-
-def _decode(data: bytes, *, path: Path, config_hash: str) -> tuple[int, dict[str, Any]]:
-    damaged = f"The checkpoint {path.name} is damaged"
-    if not data.startswith(_MAGIC):
-        raise DataError(f"{damaged} (it does not begin as one).")
-    line, separator, content = data[len(_MAGIC) :].partition(b"\n")
-    head = parse_json(line, what=f"{damaged}: its first line") if separator else None
-    if not isinstance(head, dict) or set(head) != {"configuration", "release", "bytes", "sha256"}:
-        raise DataError(f"{damaged} (its first line is not complete).")
-    checksum = head.pop("sha256")
-    try:
-        expected = sha256_hex(canonical_json(head) + content)
-    except ValueError as error:
-        raise DataError(f"{damaged} (its first line holds {error}).") from error
-    if checksum != expected or head["release"] != _number(path):
-        raise DataError(f"{damaged} (its checksum is wrong).")
-    if head["configuration"] != config_hash:
-        raise InputError(
-            f"the checkpoint {path} belongs to another configuration: resume with the settings that the run began "
-            "with, or start a new run."
-        )
-    try:
-        payload = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DataError(f"{damaged} (torch cannot read it: {type(error).__name__}).") from error
-    if not isinstance(payload, dict):
-        raise DataError(f"{damaged} (it holds no dictionary).")
-    return int(head["release"]), payload
-
-
-def _plain(value: Any, place: str) -> Any:
-    """The same value made of types that can be read back without running code; the error names the place."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str | int):
-                raise InputError(f"{place} has the key {key!r}: keys of a checkpoint must be strings or integers.")
-        return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
-    raise InputError(
-        f"{place} is a {type(value).__name__}, which a checkpoint cannot hold: allowed are tensors, numbers, strings, "
-        "bytes, None, and lists, tuples or dictionaries of them."
-    )
+def _path(folder: Path, release: int) -> Path:
+    return folder / f"release-{release:010d}.checkpoint"

@@ -27,6 +27,8 @@ class TrainingContext:
 
     Attributes:
         before_release: called with the number of a release before it is applied: the ledger's place.
+        before_update: called with what was published, before it changes weights or state: the journal's place.
+        after_release: called when a release is applied.
         piece_size: this many records at most are read at once, but by `chunks`, which reads chunks.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
@@ -37,6 +39,8 @@ class TrainingContext:
     noise: NoiseSource
     piece_size: int
     before_release: Callable[[int], None]
+    before_update: Callable[[Mapping[str, Any]], None] = lambda published: None
+    after_release: Callable[[], None] = lambda: None
     loop_batch: float = 0.0
 
     @property
@@ -98,6 +102,10 @@ class TrainingContext:
                 each = torch.func.vmap(lambda out, target: loss(out.unsqueeze(0), target.unsqueeze(0)).sum())
                 parts.append(each(output, y)[:rows].double().cpu())
         return torch.cat(parts)
+
+    def as_update(self, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A released gradient in the type and on the device of the weights."""
+        return self.updater.converted(gradient)
 
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """Update the weights with a released gradient."""

@@ -24,15 +24,17 @@ from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
-from sluice.runs.checkpoint import load_checkpoint, save_checkpoint
+from sluice.runs.checkpoint import save_checkpoint
 from sluice.runs.folder import configuration_hash
 from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header, one_after_the_other
 from sluice.training.arguments import SelectiveArguments
 from sluice.training.batches import Batches
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Executor, PiecewiseExecutor
+from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
 from sluice.training.options import TrainingOptions
+from sluice.training.state import TrainingState
 from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
@@ -68,6 +70,7 @@ class PrivacyEngine:
         self._recorder: LedgerRecorder | None = None
         self._capture: LoopCapture | None = None
         self._average: AveragedModel | None = None
+        self._keeping = Keeping()
 
     def make_private(
         self,
@@ -228,12 +231,17 @@ class PrivacyEngine:
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
-            before_release=one_after_the_other(recorder.before_release if recorder else None, options.before_release),
+            before_release=one_after_the_other(
+                self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
+            ),
+            before_update=self._keeping.before_update,
+            after_release=self._keeping.after_release,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
         if recorder is not None:
             executor.begin_after(recorder.continue_from(0))
         self._mechanism, self._executor, self._recorder = mechanism, executor, recorder
+        self._state = TrainingState(module=module, updater=self._updater, executor=executor, average=self._average)
 
     def _recorder_for(self, mechanism: Mechanism, options: TrainingOptions) -> LedgerRecorder | None:
         if options.ledger is None:
@@ -329,37 +337,27 @@ class PrivacyEngine:
         """Take weights that were changed by hand as they are. Only for changes that do not depend on the data."""
         self._running()
         self._updater.remember()
+        self._keeping.checkpoint()  # no release leads to these
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next release depends on: weights, optimizer, schedule, noise, reference, average.
 
         Sensitive: it belongs in ``private/`` (a seeded source can be replayed from it).
         """
-        self._updater.put_back()
-        scheduler = self._updater.lr_scheduler
-        return {
-            "releases": self._running().state_dict(),
-            "module": self._module.state_dict(),
-            "optimizer": self._updater.optimizer.state_dict(),
-            "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
-            "average": None if self._average is None else self._average.state_dict(),
-        }
+        self._running()
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
         """Continue from `state_dict`, on an engine that was set up with the same arguments.
 
         Args:
-            lost: how many releases were made after this state was saved and are gone; they stay charged.
+            lost: how many releases are charged beside those that the state contains, because they are gone.
         """
-        running = self._running()
-        self._module.load_state_dict(state["module"])
-        self._updater.optimizer.load_state_dict(state["optimizer"])
-        if self._updater.lr_scheduler is not None:
-            self._updater.lr_scheduler.load_state_dict(state["lr_scheduler"])
-        if self._average is not None:
-            self._average.load_state_dict(state["average"])
-        running.load_state_dict(state["releases"], lost=lost)
-        self._updater.remember()
+        executor = self._running()
+        charged = executor.unrepeatable
+        self._state.restore(state)
+        executor.begin_after(max(lost, charged - executor.released))
+        self._keeping.restart()
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
@@ -367,26 +365,48 @@ class PrivacyEngine:
             Path(folder), self.state_dict(), config_hash=self._mechanism_hash(), release=self.released
         )
 
-    def load(self, folder: str | Path) -> str | None:
-        """Resume from the newest checkpoint of a folder that is whole.
+    def keep_in(self, folder: str | Path, *, every: int | None = None, config_hash: str | None = None) -> StateKeeper:
+        """Keep the run in a folder from now on, so that a crash costs one release at most (docs/runs.md).
 
-        With a ledger, releases logged there that the checkpoint does not contain stay charged. Returns a note on a
-        damaged checkpoint that was passed over, or None.
+        Args:
+            folder: for this run alone. Sensitive: keep it private. To resume from it, call `load` first.
+            every: None writes what each release needs before the next one is logged. A number makes checkpoints that many
+                releases apart instead, and a crash costs all releases since the last one.
+            config_hash: whose state it is; None takes the mechanism's.
         """
-        found = load_checkpoint(Path(folder), config_hash=self._mechanism_hash())
-        if found is None:
-            raise InputError(f"folder={str(folder)!r} holds no checkpoint: give a folder that engine.save wrote to.")
-        lost = self._recorder.continue_from(found.release) if self._recorder is not None else 0
-        self.load_state_dict(found.payload, lost=lost)
-        return found.note
+        self._running()
+        config_hash = config_hash or self._mechanism_hash()
+        return self._keeping.start(self._state, Path(folder), config_hash=config_hash, every=every)
+
+    def load(self, folder: str | Path, *, config_hash: str | None = None, spent: int = 0) -> str | None:
+        """Resume from the newest state that a folder leads to, by its checkpoints and its journal.
+
+        Args:
+            config_hash: as for `keep_in`.
+            spent: how many releases are logged, where that is not in the engine's own ledger.
+
+        Returns:
+            A note, such as on a damaged checkpoint that was passed over, or None.
+
+        Guarantee:
+            Releases that are logged and that this state does not contain stay charged.
+        """
+        executor = self._running()
+        charged = executor.unrepeatable
+        note = self._keeping.load(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
+        lost = spent - self.released if self._recorder is None else self._recorder.continue_from(self.released)
+        executor.begin_after(max(lost, charged - executor.released))
+        self._keeping.restart()
+        return note
 
     def _mechanism_hash(self) -> str:
         return configuration_hash(self.mechanism.to_dict())
 
     def close(self) -> None:
-        """Stop watching the model, and release the ledger's lock."""
+        """Stop watching the model, wait for what is still being written, and release the ledger's lock."""
         if self._capture is not None:
             self._capture.detach()
+        self._keeping.close()
         if self._recorder is not None:
             self._recorder.close()
 

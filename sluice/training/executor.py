@@ -125,12 +125,16 @@ class Executor(ABC, Generic[T]):
                 raise
             self._applying = True
             self.apply(draft.content)
-            self.released += 1
-            self.lost -= 1
-            self._applying = False
+            self._count_as_applied()
             self.trace.attempts.append(draft.attempts)
             self.trace.measured.append(draft.measured)
             self.trace.metrics.append(draft.metric)
+            self.context.after_release()
+
+    def _count_as_applied(self) -> None:
+        self.released += 1
+        self.lost -= 1
+        self._applying = False
 
     def require_more(self) -> None:
         """Refuse a release that was not promised, or that would follow one that was left half applied."""
@@ -147,27 +151,41 @@ class Executor(ABC, Generic[T]):
             )
 
     def begin_after(self, lost: int) -> None:
-        """Begin a run whose ledger has this many releases already, none of which is in the weights."""
-        self.lost = self._lost_before = lost
+        """Continue a run of which at least this many releases are charged that the weights do not contain."""
+        self.lost = self._lost_before = max(lost, self.lost)
+        self.catch_up()
+
+    @property
+    def unrepeatable(self) -> int:
+        """How many releases stay charged whatever state is loaded: seeded ones will come out as before."""
+        return self.spent if self.noise.secure else 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep between two releases. Sensitive."""
-        return {"released": self.released, "noise": self.noise.state_dict(), **self.own_state()}
+        return {**self._counts(), **self.own_state()}
+
+    def _counts(self) -> dict[str, Any]:
+        return {"released": self.released, "spent": self.spent, "noise": self.noise.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
-        """Continue from a checkpoint; ``lost`` releases after it are logged and gone.
+        """Continue from a checkpoint; ``lost`` releases beside those in it are logged and gone.
 
         Guarantee:
             Releases that this very executor has logged beyond the checkpoint stay charged, whatever ``lost`` says,
             unless the noise is seeded and they will come out as before.
         """
-        logged = self.spent if self.noise.secure else 0
+        charged = self.unrepeatable
+        self.restore(state)
+        self.begin_after(max(lost, charged - self.released))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint, as it was when it was made. `begin_after` must follow: more may have been lost since."""
         self.released = state["released"]
-        self.lost = self._lost_before = max(lost, logged - self.released)
+        # Earlier versions did not write the number; and what a seed repeats is not lost.
+        self.lost = state.get("spent", self.released) - self.released if self.noise.secure else 0
         self._applying = False
         self.noise.load_state_dict(state["noise"])
         self.load_own_state(state)
-        self.catch_up()
 
     def own_state(self) -> dict[str, Any]:
         """What the method keeps from release to release, beside the count and the noise."""
@@ -178,7 +196,70 @@ class Executor(ABC, Generic[T]):
         return
 
 
-class PiecewiseExecutor(Executor[T]):
+class ReplayableExecutor(Executor[T]):
+    """An executor whose state follows from what it published: `apply` is `publish`, which draws, and `update`, which does not.
+
+    What was published is written to the journal in between, so that a run that is resumed can make the same updates again.
+    A run of any other executor is kept by a whole checkpoint with every release.
+    """
+
+    @abstractmethod
+    def publish(self, content: T) -> dict[str, Any]:
+        """Add the noise of a release that has just been logged.
+
+        Returns:
+            All that `update` needs, as tensors, numbers, strings, lists and dictionaries.
+        """
+
+    @abstractmethod
+    def update(self, published: Mapping[str, Any]) -> None:
+        """Change weights and the method's state by what was published, which may be used up in doing so.
+
+        Guarantee:
+            The same state and the same values give the same result, bit for bit as far as the user's optimizer does:
+            nothing is drawn, and no record is read. So making an update again is post-processing.
+        """
+
+    @property
+    def history(self) -> int:
+        """How many of the values last published are part of the state: what the journal has of them no checkpoint repeats."""
+        return 0
+
+    def own_state_without_history(self) -> dict[str, Any]:
+        """`own_state` without what `recall` brings back."""
+        return self.own_state()
+
+    def state_without_history(self) -> dict[str, Any]:
+        """`state_dict` without what `recall` brings back."""
+        return {**self._counts(), **self.own_state_without_history()}
+
+    def recall(self, published: Mapping[int, Mapping[str, Any]]) -> None:
+        """Complete a state without its history.
+
+        Args:
+            published: what each of the last `history` releases published, by its number among all that were charged. One
+                that is missing counts as lost.
+        """
+        return
+
+    @final
+    def apply(self, content: T) -> None:
+        published = self.publish(content)
+        self.context.before_update(published)
+        self.update(published)
+
+    @final
+    def replay(self, published: Mapping[str, Any], *, number: int) -> None:
+        """Make an update again that was the given one of all releases that were charged, lost ones included."""
+        self.lost = number - 1 - self.released
+        self.catch_up()
+        self.lost += 1
+        self._applying = True
+        self.update(published)
+        self._count_as_applied()
+
+
+class PiecewiseExecutor(ReplayableExecutor[T]):
     """An executor that the user's own loop can drive, because it looks at each chunk of a batch once.
 
     Use: ``indices = draw()``; ``absorb(chunk)`` for each chunk of that batch until it says no; ``finish()``.
@@ -211,4 +292,4 @@ class PiecewiseExecutor(Executor[T]):
         self.context = replace(self.context, loop_batch=self.expected_batch_size)
 
 
-__all__ = ["Draft", "Executor", "PiecewiseExecutor", "PrivateTrace"]
+__all__ = ["Draft", "Executor", "PiecewiseExecutor", "PrivateTrace", "ReplayableExecutor"]

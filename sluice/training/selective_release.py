@@ -44,7 +44,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     | draw the gate's noise, then a batch | `draw` |
     | measure a chunk, decide whether it still may pass, add it to the sum | `absorb` |
     | log the release | `Executor.commit` |
-    | add noise, apply | `apply` |
+    | add noise | `publish` |
+    | update the weights, keep the next reference | `update` |
 
     `prepare` draws and absorbs until an attempt passes; a loop of the user's own does it by hand and calls `finish`.
 
@@ -105,12 +106,14 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         self.commit(self._draft())
         return True
 
-    def apply(self, content: AcceptedBatch) -> None:
-        released = self._with_noise(content.raw_sum)
-        self._publish_reference(content.raw_metric)
-        self._attempts_used = self._measured = 0
-        self._forget()
-        self.context.apply(released)
+    def publish(self, content: AcceptedBatch) -> dict[str, Any]:
+        gradient = self._with_noise(content.raw_sum)
+        reference = self._next_reference(content.raw_metric)
+        return {"gradient": gradient, "reference": None if reference is None else asdict(reference)}
+
+    def update(self, published: Mapping[str, Any]) -> None:
+        self.load_own_state(published)
+        self.context.apply(published["gradient"])
 
     def _draw_gate_noise(self) -> None:
         gate = self.mechanism.gate
@@ -153,12 +156,15 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
             noise=self.noise,
             sum_error=self.context.sum_error * mechanism.scaling.sensitivity,
         )
-        return {name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()}
+        return self.context.as_update(
+            {name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()}
+        )
 
-    def _publish_reference(self, raw_metric: float) -> None:
+    def _next_reference(self, raw_metric: float) -> ReferenceState | None:
         gate = self.mechanism.gate
-        if gate is not None and self.reference is not None:
-            self.reference = gate.next_reference(self.reference, raw_metric, self.noise)
+        if gate is None or self.reference is None:
+            return None
+        return gate.next_reference(self.reference, raw_metric, self.noise)
 
     def own_state(self) -> dict[str, Any]:
         return {"reference": None if self.reference is None else asdict(self.reference)}

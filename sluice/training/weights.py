@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,10 +96,17 @@ class WeightUpdater:
         """A copy of the weights that are trained, by name."""
         return {name: p.detach().clone() for name, p in self._parameters.items()}
 
+    def converted(self, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A gradient in the type and on the device of each parameter that is trained."""
+        return {
+            name: gradient[name].to(dtype=parameter.dtype, device=parameter.device)
+            for name, parameter in self._parameters.items()
+        }
+
     def step(self, gradient: Mapping[str, Tensor]) -> None:
         """The optimizer's step alone; `keep` ends the release that one or more of them belong to."""
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradient[name].to(dtype=parameter.dtype, device=parameter.device)
+        for name, part in self.converted(gradient).items():
+            self._parameters[name].grad = part
         self.optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -114,18 +121,18 @@ class WeightUpdater:
 
     def remember(self) -> None:
         """Take the present weights as those that the last release left."""
-        self._weights = {name: _digest(p) for name, p in self._parameters.items()}
+        self._weights = {name: (p._version, _digest(p)) for name, p in self._parameters.items()}
         self._settings: list[dict[str, Any]] | None = None
 
     def nothing_released(self) -> None:
         """Note that a step ended without a release: settings may not move before the next one."""
-        self._settings = self._hyper_parameters()
+        self._settings = self.settings()
 
     def check_untouched(self) -> None:
         """Refuse to continue if something other than a release changed weights or settings since the last one."""
         self.put_back()
         for name, parameter in self._parameters.items():
-            if _digest(parameter) != self._weights[name]:
+            if (parameter._version, _digest(parameter)) != self._weights[name]:
                 raise InputError(
                     f"parameter '{name}' was changed by hand since the last release, so what is released next would "
                     "not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
@@ -134,23 +141,40 @@ class WeightUpdater:
 
     def check_settings(self) -> None:
         """Refuse learning rates that moved though nothing was released."""
-        if self._settings is not None and self._hyper_parameters() != self._settings:
+        if self._settings is not None and self.settings() != self._settings:
             raise InputError(
                 "the learning rate (or another setting of the optimizer) changed though nothing was released: an "
                 "attempt was forgotten, or a batch is not complete yet. Pass the scheduler to "
                 "make_private(lr_scheduler=...), which advances it by release."
             )
 
-    def _hyper_parameters(self) -> list[dict[str, Any]]:
+    def digest(self) -> list[tuple[int, ...]]:
+        """That of the weights that the last release left."""
+        return [found for _, found in self._weights.values()]
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The optimizer's settings, learning rates among them, by group."""
         return [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
 
+    def set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        """The inverse of `settings`."""
+        for group, wanted in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(wanted)
 
-def _digest(parameter: Tensor) -> tuple[int, int]:
-    """A number that changes when the weights do, also behind autograd's back (``p.data``); it costs one reading."""
-    bits = parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()])
-    return parameter._version, int(bits.sum(dtype=torch.int64))
+
+def _digest(tensor: Tensor) -> tuple[int, ...]:
+    """Numbers that change when the tensor does, also behind autograd's back (``p.data``); they cost one reading.
+
+    It is read in words of eight bytes, which takes a tenth of the time that words of four do.
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    together = 8 // flat.element_size()
+    rest = flat.numel() % together if flat.storage_offset() % together == 0 else flat.numel()
+    words, left = flat[: flat.numel() - rest], flat[flat.numel() - rest :]
+    total = int(words.view(torch.int64).sum()) if words.numel() else 0
+    return total, int(left.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
 
 
 class PrivateOptimizer(Optimizer):

@@ -19,6 +19,7 @@ from sluice.runs import public_files as publication
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 from sluice.runs.verify import verify_run
+from sluice.training import keeping
 
 RELEASES = 6
 UNSEEDED = [
@@ -81,7 +82,7 @@ def refused(arguments: list[str], run: Path, capsys: Any) -> str:
 
 
 PLACES = [
-    (training, "save_checkpoint"),
+    (keeping, "draft_checkpoint"),
     (training, "accuracy"),
     (publication, "write_certificate"),
     (training, "encode_weights"),
@@ -200,7 +201,7 @@ def test_other_records_are_refused(capsys, monkeypatch):
 def test_a_checkpoint_of_another_configuration_is_refused(capsys, monkeypatch):
     run = stopped(SEEDED, "run", capsys, monkeypatch)
     other = stopped([*SEEDED, "--lr", "0.01"], "other", capsys, monkeypatch)
-    newest = max((other / "private" / "checkpoints").iterdir())
+    newest = max((other / "private" / "checkpoints").glob("*.checkpoint"))
     shutil.copy(newest, run / "private" / "checkpoints" / newest.name)
     message = refused(["train", "--resume", "run"], run, capsys)
     assert "belongs to another configuration" in message
@@ -208,16 +209,36 @@ def test_a_checkpoint_of_another_configuration_is_refused(capsys, monkeypatch):
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_note(capsys, monkeypatch):
     run = stopped(UNSEEDED, "run", capsys, monkeypatch)
-    newest = max((run / "private" / "checkpoints").iterdir())
+    newest = max((run / "private" / "checkpoints").glob("*.checkpoint"))
     newest.write_bytes(newest.read_bytes()[:-9])
     code, out, _ = sluice(["train", "--resume", "run"], capsys)
     assert code == 0
     text = " ".join(out.split())
     assert "release-0000000003.checkpoint is damaged" in text
-    assert "Resuming from the one before, which contains 2 releases." in text
-    assert "Releases lost when the run was interrupted, which stay charged: 1" in text
+    assert "Resuming from the one before, which contains 0 releases. The journal has 3 more." in text
+    assert "Releases lost" not in text
     assert read_ledger(run / "public" / "ledger.jsonl").spent == RELEASES
     assert verify_run(run).holds
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "zeros", "missing"])
+def test_a_damaged_entry_of_the_journal_costs_what_follows_it(damage, capsys, monkeypatch):
+    run = stopped(UNSEEDED, "run", capsys, monkeypatch)
+    newest = max((run / "private" / "checkpoints").glob("*.checkpoint"))
+    newest.unlink()
+    second = run / "private" / "checkpoints" / "slot-0001.journal"
+    content = second.read_bytes()
+    if damage == "missing":
+        second.unlink()
+    else:
+        damaged = {"cut": content[:-9], "flipped": content[:-9] + b"flipped!?", "zeros": bytes(len(content))}
+        second.write_bytes(damaged[damage])
+    code, out, _ = sluice(["train", "--resume", "run"], capsys)
+    assert code == 0
+    assert "Releases lost when the run was interrupted, which stay charged: 2" in " ".join(out.split())
+    assert read_ledger(run / "public" / "ledger.jsonl").spent == RELEASES
+    assert verify_run(run).holds
+    assert not list((run / "private" / "checkpoints").glob("*.journal"))
 
 
 def test_two_damaged_checkpoints_end_the_run(capsys, monkeypatch):

@@ -12,13 +12,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import sluice.runs.certificate
 import sluice.runs.epsilon_plot
@@ -30,6 +30,8 @@ from sluice.experiments.settings import settings_from
 from sluice.runs import public_files as publication
 from sluice.runs.accuracy import AccuracyPoint
 from sluice.runs.ledger_entries import LedgerContents
+from sluice.training import keeping
+from sluice.training.selective_release import AcceptedBatch, SelectiveReleaseExecutor
 from sluice.training.weights import WeightUpdater
 
 
@@ -45,16 +47,18 @@ def fake_plots() -> None:
 
 
 def log_updates(log: str) -> None:
-    """Note each update before it is applied: its number and what was released."""
-    original = WeightUpdater.apply
+    """Note each update when its noise has been drawn, before it is kept or applied."""
+    original = SelectiveReleaseExecutor.publish
 
-    def apply(self: WeightUpdater, released: Mapping[str, Tensor]) -> None:
-        digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in released.values())).hexdigest()
+    def publish(self: SelectiveReleaseExecutor, content: AcceptedBatch) -> dict[str, Any]:
+        published = original(self, content)
+        gradient = published["gradient"].values()
+        digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in gradient)).hexdigest()
         with open(log, "a") as stream:
             stream.write(f"{digest}\n")
-        original(self, released)
+        return published
 
-    WeightUpdater.apply = apply
+    SelectiveReleaseExecutor.publish = publish
 
 
 class Countdown:
@@ -64,6 +68,7 @@ class Countdown:
         self.count = 0
         self.names: list[str] = []
         self._chosen = chosen
+        self._lock = threading.Lock()
 
     def watch(self, owner: Any, name: str) -> None:
         original = getattr(owner, name)
@@ -91,10 +96,11 @@ class Countdown:
         os.write = watched
 
     def reached(self, name: str) -> None:
-        self.count += 1
-        self.names.append(name)
-        if self.count == self._chosen:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self._lock:  # the disk is waited for in another thread
+            self.count += 1
+            self.names.append(name)
+            if self.count == self._chosen:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def watch_everything(countdown: Countdown) -> None:
@@ -102,6 +108,8 @@ def watch_everything(countdown: Countdown) -> None:
     for owner, name in (
         (os, "mkdir"),
         (os, "fsync"),
+        (os, "fdatasync"),
+        (os, "ftruncate"),
         (os, "replace"),
         (os, "unlink"),
         (Path, "write_bytes"),
@@ -127,6 +135,7 @@ def train(order: dict[str, Any], splits: DataSplits, report: Callable[[Progress]
 
 def child(order: dict[str, Any], splits: DataSplits, answer: int) -> None:
     countdown = Countdown(order.get("kill_at_call"))
+    keeping._MOST_ENTRIES = 2  # a checkpoint in the middle of the run, and entries that are written over
     log_updates(order["log"])
     if order.get("watch"):
         watch_everything(countdown)

@@ -23,6 +23,7 @@ from sluice._base.files import PUBLIC_TIME
 from sluice.experiments.run import recorded_run
 from sluice.runs.checkpoint import load_checkpoint
 from sluice.runs.folder import RunFolder
+from sluice.runs.journal import Journal
 from sluice.runs.ledger import read_ledger
 from sluice.runs.verify import verify_run
 
@@ -85,9 +86,13 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def instants(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names of all instants at which a run can be killed."""
-    return server.train(tmp_path_factory.mktemp("instants") / "run", SEEDED, watch=True)["calls"]
+def instants(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[str]]:
+    """The names of all instants at which a run can be killed, of a seeded run and of another."""
+    folder = tmp_path_factory.mktemp("instants")
+    return {
+        seeded: server.train(folder / f"run-{seeded}", SEEDED if seeded else SECURE, watch=True)["calls"]
+        for seeded in (True, False)
+    }
 
 
 def log_of(run: Path) -> Path:
@@ -104,7 +109,7 @@ def public_files(path: Path) -> dict[str, bytes]:
 
 
 def lost_releases(run: Path, *, seeded: bool) -> int:
-    """Check a run that was killed, or has ended; how many releases are counted and not in its newest checkpoint."""
+    """Check a run that was killed, or has ended; how many releases are counted and not in the newest state that is kept."""
     config = run / "public" / "config.json"
     if not config.exists():
         assert not updates_of(run)
@@ -127,8 +132,10 @@ def lost_releases(run: Path, *, seeded: bool) -> int:
         assert spent == 0
         return 0
     assert checkpoint.note is None
-    assert checkpoint.release <= spent
-    return spent - checkpoint.release
+    journal = Journal(folder.checkpoints, config_hash=folder.config_hash)
+    kept = checkpoint.release + sum(1 for _ in journal.entries(after=checkpoint.release))
+    assert kept <= spent
+    return spent - kept
 
 
 def check_ended(run: Path) -> None:
@@ -211,32 +218,36 @@ def test_many_kills_at_random_instants(server, whole, tmp_path, seeded):
 
 
 def test_the_instants_cover_all_phases(instants):
-    assert {"before planned_mechanism", "half of write", "after fsync", "before replace", "before apply"} < set(
-        instants
-    )
-    assert instants.count("after apply") == RELEASES
-    assert instants.count("half of write") == RELEASES + 1  # the published weights too
-    assert instants.count("after replace") > 10
+    for seeded, names in instants.items():
+        assert {
+            *("before planned_mechanism", "half of write", "after fsync", "after fdatasync", "after ftruncate"),
+            *("before replace", "before apply"),
+        } < set(names), seeded
+        assert names.count("after apply") == RELEASES
+        assert names.count("after replace") > 10
+    lines, parts = RELEASES + 1, 3  # of the ledger, the published weights' too; of a record on disk at least
+    assert instants[False].count("half of write") > lines + (RELEASES + 3) * parts
 
 
 STRIDE = 13
 """Every so many instants in the default run; prime to the number of calls that writing a file takes."""
 
 
-def test_kills_at_enumerated_instants(server, whole, instants, tmp_path):
-    for instant in range(1, len(instants) + 1, STRIDE):
-        kill_at(server, tmp_path, instant, seeded=True, whole=whole)
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "secure"])
+def test_kills_at_enumerated_instants(server, whole, instants, tmp_path, seeded):
+    for instant in range(1, len(instants[seeded]) + 1, STRIDE):
+        kill_at(server, tmp_path, instant, seeded=seeded, whole=whole)
 
 
 def test_kills_around_each_release(server, whole, instants, tmp_path):
-    """Where noise is secure, the instants between a release's record and its checkpoint are the ones that cost."""
-    first = instants.index("before apply") + 1
-    for instant in range(first - 4, first + 12, 2):
+    """Where noise is secure, the instants between a release's line in the ledger and its entry are the ones that cost."""
+    first = instants[False].index("before apply") + 1
+    for instant in range(first - 16, first + 6, 2):
         kill_at(server, tmp_path, instant, seeded=False, whole=whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "secure"])
 def test_kills_at_every_instant(server, whole, instants, tmp_path, seeded):
-    for instant in range(1, len(instants) + 1):
+    for instant in range(1, len(instants[seeded]) + 1):
         kill_at(server, tmp_path, instant, seeded=seeded, whole=whole)

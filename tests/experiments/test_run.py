@@ -24,10 +24,11 @@ from sluice.experiments.run import Progress, Training, TrainResult, accuracy, re
 from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.mechanism.attempt import Attempt
 from sluice.mechanism.gates import ClippingBiasGate
-from sluice.runs import checkpoint as checkpoint_module
+from sluice.runs.journal import Journal
 from sluice.runs.ledger import Ledger, read_ledger
 from sluice.runs.trace import read_trace
 from sluice.runs.verify import verify_run
+from sluice.training import keeping as keeping_module
 from sluice.training.selective_release import GaveUpError, SelectiveReleaseExecutor
 
 RELEASES = 8
@@ -135,21 +136,22 @@ def test_an_interrupted_seeded_run_ends_as_if_it_never_was(digits, tmp_path, ove
     assert public_files(tmp_path / "stopped") == public_files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("place", ["save_checkpoint", "read_evaluations", "accuracy"])
+@pytest.mark.parametrize("place", ["draft_checkpoint", "read_evaluations", "accuracy"])
 def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, place):
     """The machine fails in the middle of a release, of publishing or of an evaluation."""
-    original = getattr(training_module, place)
+    owner = keeping_module if place == "draft_checkpoint" else training_module
+    original = getattr(owner, place)
     calls = 0
 
     def failing(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == {"save_checkpoint": 4, "read_evaluations": 1, "accuracy": 2}[place]:
+        if calls == {"draft_checkpoint": 4, "read_evaluations": 1, "accuracy": 2}[place]:
             raise OSError("the machine failed")
         return original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_module, place, failing)
+        patch.setattr(owner, place, failing)
         with pytest.raises(OSError, match="the machine failed"):
             train(tmp_path / "run", digits)
     if recorded_run(tmp_path / "run").result is None:
@@ -174,25 +176,38 @@ def test_a_crash_between_record_and_model_file_adds_no_second_record(whole, digi
     assert public_files(tmp_path / "run") == public_files(whole)
 
 
-def test_a_crash_of_an_unseeded_run_is_charged(digits, tmp_path, monkeypatch):
-    settings = settings_from(_unseeded())
-    original = checkpoint_module.save_checkpoint
+def _crash_in(patch: pytest.MonkeyPatch, owner: Any, name: str, *, at: Callable[..., bool]) -> None:
+    """The machine fails in the middle of a call."""
+    original = getattr(owner, name)
 
     def failing(*args: Any, **options: Any) -> Any:
-        if options["release"] == 5:
+        if at(*args):
             raise OSError("the machine failed")
         return original(*args, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(training_module, "save_checkpoint", failing)
-        with pytest.raises(OSError, match="failed"):
-            train(tmp_path / "run", digits, settings)
+    patch.setattr(owner, name, failing)
+
+
+def test_a_crash_of_an_unseeded_run_is_charged(digits, tmp_path, monkeypatch):
+    settings = settings_from(_unseeded())
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="failed"):
+        _crash_in(patch, Journal, "append", at=lambda journal, release, payload: release == 5)
+        train(tmp_path / "run", digits, settings)
     result = resume(tmp_path / "run", digits)
     assert result.notes == ("Releases lost when the run was interrupted, which stay charged: 1.",)
     assert read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent == RELEASES == result.releases
     # Seven updates are in the weights and eight are paid for.
     assert len(read_trace(tmp_path / "run" / "private" / "trace.jsonl")) == RELEASES - 1
     assert verify_run(tmp_path / "run").holds
+
+
+def test_a_crash_after_the_journal_loses_nothing(digits, tmp_path, monkeypatch):
+    """The release was not applied yet; it is when the run is resumed."""
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="failed"):
+        _crash_in(patch, SelectiveReleaseExecutor, "update", at=lambda executor, _: executor.released == 4)
+        train(tmp_path / "run", digits, settings_from(_unseeded()))
+    assert resume(tmp_path / "run", digits).notes == ()
+    assert read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent == RELEASES
 
 
 def test_evaluations_of_lost_releases_are_forgotten(digits, tmp_path):

@@ -157,7 +157,7 @@ def test_a_full_disk_keeps_the_checkpoints_that_are_there(tmp_path, monkeypatch)
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fdatasync", full)
     with pytest.raises(DataError, match=r"No space left.*free some space"):
         save(tmp_path, 3)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

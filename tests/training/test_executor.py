@@ -252,7 +252,7 @@ def watch_turns(run: Run) -> Callable[[], list[int] | None]:
         return lambda: None
     released: list[int] = []
     drawn: list[int] = []
-    draw, release = executor._sampler.batch_of, executor._release.release
+    draw, add_noise = executor._sampler.batch_of, executor._release.add_noise
 
     def batch_of(step: int) -> Tensor:
         drawn.append(step)
@@ -260,13 +260,13 @@ def watch_turns(run: Run) -> Callable[[], list[int] | None]:
 
     def released_row(raw_sum: Any, **options: Any) -> Any:
         row = executor._release.position
-        result = release(raw_sum, **options)
+        result = add_noise(raw_sum, **options)
         assert row == drawn[-1], "the row of noise is that of the batch"
         released.append(row)
         return result
 
     executor._sampler.batch_of = batch_of
-    executor._release.release = released_row
+    executor._release.add_noise = released_row
     return lambda: released
 
 

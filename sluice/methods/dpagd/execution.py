@@ -15,7 +15,7 @@ from sluice.methods.dpagd import AdaptiveBudget, usable_rho
 from sluice.randomness.noise import NoiseSource, noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
-from sluice.training.executor import Draft, Executor
+from sluice.training.executor import Draft, ReplayableExecutor
 
 # Losses are counted in this many parts of the clipping bound, as integers: their sums are exact.
 LOSS_PARTS = 2**30
@@ -37,7 +37,7 @@ class Measurement:
     step: float
 
 
-class AdaptiveDescent(Executor[Measurement]):
+class AdaptiveDescent(ReplayableExecutor[Measurement]):
     """Makes the measurements of DPAGD. One "release" is one of them: a gradient and a selection, with a step or without.
 
     Attributes:
@@ -91,7 +91,11 @@ class AdaptiveDescent(Executor[Measurement]):
         )
         return Draft(content=measurement, measured=len(sample), metric=step)
 
-    def apply(self, content: Measurement) -> None:
+    def publish(self, content: Measurement) -> dict[str, Any]:
+        return dict(vars(content))
+
+    def update(self, published: Mapping[str, Any]) -> None:
+        content = Measurement(**published)
         self.spent_rho += content.cost
         self.gradient_rho = content.gradient_rho
         self._noisy_gradient = content.noisy_gradient
@@ -169,7 +173,7 @@ class AdaptiveDescent(Executor[Measurement]):
             self.spent_rho += most + self.mechanism.selection_rho
             most *= 1 + self.mechanism.gamma
         self.spent_rho = min(self.spent_rho, self.mechanism.rho)
-        self._lost_and_paid = self.lost
+        self._lost_and_paid = max(self._lost_and_paid, self.lost)
 
 
 def moved(weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from sluice.methods.dpis import ImportanceSampling
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
-from sluice.training.executor import Draft, Executor
+from sluice.training.executor import Draft, ReplayableExecutor
 
 # No candidate is kept more rarely than this, and none has a weight above 1 / (LEAST_SHARE C): rounding errors of tiny
 # norms are not blown up. The estimate stays unbiased, because the gradient of a record kept so often is not lengthened to C.
@@ -72,7 +72,7 @@ class RawSums:
     expected: float
 
 
-class ImportanceSamplingExecutor(Executor[RawSums]):
+class ImportanceSamplingExecutor(ReplayableExecutor[RawSums]):
     """Makes the releases of DPIS.
 
     Attributes:
@@ -117,7 +117,7 @@ class ImportanceSamplingExecutor(Executor[RawSums]):
             start += len(chunk)
         return RawSums(gradients=raw_sum.tensors(), shares=raw_shares, clipped=raw_clipped, expected=expected), kept
 
-    def apply(self, content: RawSums) -> None:
+    def publish(self, content: RawSums) -> dict[str, Any]:
         mechanism, expected = self.mechanism, content.expected
         gradients = list(content.gradients.values())
         for raw, multiplier, sensitivity, error in (
@@ -126,9 +126,16 @@ class ImportanceSamplingExecutor(Executor[RawSums]):
             ([content.clipped], 2 * mechanism.count_noise, 0.5, 0.0),
         ):
             noisy_sum(raw, noise_multiplier=multiplier, sensitivity=sensitivity, noise=self.noise, sum_error=error)
-        self._adapt(share=float(content.shares) / expected, clipped=0.5 + float(content.clipped) / expected)
         scale = mechanism.first_clip_norm / expected
-        self.context.apply({name: noisy.mul_(scale) for name, noisy in content.gradients.items()})
+        return {
+            "gradient": self.context.as_update({name: noisy.mul_(scale) for name, noisy in content.gradients.items()}),
+            "share": float(content.shares) / expected,
+            "clipped": 0.5 + float(content.clipped) / expected,
+        }
+
+    def update(self, published: Mapping[str, Any]) -> None:
+        self._adapt(share=published["share"], clipped=published["clipped"])
+        self.context.apply(published["gradient"])
 
     def _adapt(self, *, share: float, clipped: float) -> None:
         """Set the next rate and C from what was just released: post-processing."""

@@ -17,7 +17,7 @@ from sluice.methods.dpsur import DpsurMechanism
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
-from sluice.training.executor import Draft, Executor
+from sluice.training.executor import Draft, ReplayableExecutor
 from sluice.training.selective_release import GaveUpError
 
 
@@ -29,7 +29,7 @@ class Accepted:
     attempts: int
 
 
-class SelectiveUpdates(Executor[Accepted]):
+class SelectiveUpdates(ReplayableExecutor[Accepted]):
     """Makes candidates until one is accepted, or the run has used up its attempts.
 
     Guarantee:
@@ -73,9 +73,12 @@ class SelectiveUpdates(Executor[Accepted]):
             "here. What was released so far stands and is accounted for."
         )
 
-    def apply(self, content: Accepted) -> None:
-        self._attempts += content.attempts
-        self.context.apply(content.gradient)
+    def publish(self, content: Accepted) -> dict[str, Any]:
+        return {"gradient": self.context.as_update(content.gradient), "attempts": content.attempts}
+
+    def update(self, published: Mapping[str, Any]) -> None:
+        self._attempts += published["attempts"]
+        self.context.apply(published["gradient"])
 
     @property
     def _attempts_left(self) -> float:

@@ -13,10 +13,10 @@ from sluice.randomness.correlated import CorrelatedRelease
 from sluice.randomness.grouped_sampling import BallsInBins, CyclicPoisson
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
-from sluice.training.executor import Draft, Executor
+from sluice.training.executor import Draft, ReplayableExecutor
 
 
-class CorrelatedSteps(Executor[dict[str, Tensor]]):
+class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
     """Makes one step after the other, with correlated noise.
 
     Guarantee:
@@ -45,9 +45,15 @@ class CorrelatedSteps(Executor[dict[str, Tensor]]):
             raw_sum.add(chunk, self._scaling(chunk.norms))
         return Draft(content=raw_sum.tensors(), measured=len(indices))
 
-    def apply(self, content: dict[str, Tensor]) -> None:
-        self._release.release(list(content.values()), sum_error=self.context.sum_error)
-        self.context.apply({name: noisy.div_(self._mechanism.expected_batch_size) for name, noisy in content.items()})
+    def publish(self, content: dict[str, Tensor]) -> dict[str, Any]:
+        raw = [tensor.clone() for tensor in content.values()]
+        self._release.add_noise(list(content.values()), sum_error=self.context.sum_error)
+        return {"raw": raw, "noisy": content}
+
+    def update(self, published: Mapping[str, Any]) -> None:
+        noisy = published["noisy"]
+        self._release.remember(raw_sum=published["raw"], released=[row.clone() for row in noisy.values()])
+        self.context.apply({name: row.div_(self._mechanism.expected_batch_size) for name, row in noisy.items()})
 
     def catch_up(self) -> None:
         for _ in range(self.spent - self._release.position):
@@ -55,6 +61,21 @@ class CorrelatedSteps(Executor[dict[str, Tensor]]):
 
     def own_state(self) -> dict[str, Any]:
         return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict()}
+
+    @property
+    def history(self) -> int:
+        return self._release.rows_kept
+
+    def own_state_without_history(self) -> dict[str, Any]:
+        return {"sampler": self._sampler.state_dict(), "correlated": self._release.state_dict(rows=not self.history)}
+
+    def recall(self, published: Mapping[int, Mapping[str, Any]]) -> None:
+        self._release.recall(
+            {
+                number - 1: (values["raw"], [row.clone() for row in values["noisy"].values()])
+                for number, values in published.items()
+            }
+        )
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state["sampler"])
