@@ -51,7 +51,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """Squared Euclidean norm of each row, all axes but the first taken together, in float64."""
     if rows.shape[0] == 0 or rows.numel() == 0:
         return rows.new_zeros(rows.shape[0], dtype=torch.float64)
-    flat = rows.flatten(1)
+    flat = rows.reshape(rows.shape[0], -1)
     whole = flat.shape[1] // _PART * _PART
     squares: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square_()
     if whole:
@@ -165,7 +165,7 @@ class ExplicitContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         gradients = self._all()
-        return (weights.to(gradients.dtype) @ gradients.flatten(1)).view(gradients.shape[1:])
+        return (weights.to(gradients.dtype) @ gradients.reshape(weights.shape[0], -1)).view(gradients.shape[1:])
 
     def drop(self, samples: Tensor) -> None:
         self._dropped = samples

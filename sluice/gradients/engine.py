@@ -17,7 +17,6 @@ from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
-from sluice.gradients.probe import Axes
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_mixing
 from sluice.gradients.vmap import VmapRule
@@ -61,10 +60,9 @@ class PerSampleGradients:
             raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")
         self._parameters: frozenset[Tensor] = frozenset(self._names)
         self._units = plan(module, options=self.options, fallback=VmapRule())
-        axes: dict[tuple[str, int], Axes] = {}
-        self._watch = Watch(self._units, options=self.options, axes=axes)
+        self._watch = Watch(self._units, names=self._names, options=self.options)
         self._preparation = Preparation(
-            module, units=self._units, axes=axes, watch=self._watch, names=self._names, options=self.options
+            module, units=self._units, watch=self._watch, names=self._names, options=self.options
         )
         self._channels_last = False
         self._chunk_size = self.options.chunk_size or 64

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sluice.gradients.functional.trace import Event, Tracer, UnitCall, events
 from sluice.gradients.plan import Unit
 from sluice.gradients.synthetic import Samples
 from sluice.gradients.trees import apply, channels_last, leaves_in, tensors_in
@@ -65,27 +66,43 @@ class Layout:
         axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
         outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
         bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps.
+        unbatched: calls of units whose arguments do not have the samples (an embedding of positions).
+        events: what parameters go through outside units.
     """
 
-    axes: dict[tuple[str, int], Axes]
+    axes: dict[UnitCall, Axes]
     outputs: Axes
     bytes_per_sample: int
+    unbatched: frozenset[UnitCall] = frozenset()
+    events: tuple[Event, ...] = ()
 
 
-def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) -> Layout:
-    """Find out by running the model, without gradients, on two samples and on three.
+def layout(
+    model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples, *, names: Mapping[Tensor, str]
+) -> Layout:
+    """Find out by running the model on two samples and on three.
 
     The axis whose size goes from two to three holds the samples. Where the size of an axis depends on the batch in
     another way (samples folded into another axis) none is reported.
+
+    Args:
+        names: trainable parameters to their names.
     """
-    two, three = _seen(model, units, samples.few(2)), _seen(model, units, samples.few(3))
+    two, three = (_seen(model, units, samples.few(count), names) for count in (2, 3))
+    unbatched = frozenset(key for key, shapes in two.inputs.items() if three.inputs.get(key) == shapes)
     axes = {
         key: _axes(shapes, three.inputs[key])
         for key, shapes in two.inputs.items()
         if key in three.inputs and len(three.inputs[key]) == len(shapes)
     }
     outputs = _axes(two.outputs, three.outputs) if len(two.outputs) == len(three.outputs) else ()
-    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2)
+    return Layout(
+        axes=axes,
+        outputs=outputs,
+        bytes_per_sample=two.size // 2,
+        unbatched=unbatched,
+        events=events(two.tracer, three.tracer, unbatched=unbatched),
+    )
 
 
 def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:
@@ -103,30 +120,42 @@ def _axis(two: torch.Size, three: torch.Size) -> int | None:
 class _Seen:
     """Shapes in one forward pass."""
 
-    inputs: dict[tuple[str, int], list[torch.Size]]
+    inputs: dict[UnitCall, list[torch.Size]]
     outputs: list[torch.Size]
+    tracer: Tracer
     size: int = 0
 
 
-def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
-    seen = _Seen(inputs={}, outputs=[])
+def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any, names: Mapping[Tensor, str]) -> _Seen:
+    seen = _Seen(inputs={}, outputs=[], tracer=Tracer(names))
     counts: dict[str, int] = {}
+    under_way: list[UnitCall] = []
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         unit = units.get(module)
-        if unit is not None:
+        if unit is not None and torch.is_grad_enabled():
             number = counts.get(unit.name, 0)
             counts[unit.name] = number + 1
+            under_way.append((unit.name, number))
+            seen.tracer.unit = under_way[0]
+
+    def leave(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        if units.get(module) is not None and torch.is_grad_enabled():
             tensors = leaves_in(inputs, keywords)
-            seen.inputs[unit.name, number] = [tensor.shape for tensor in tensors]
+            seen.inputs[under_way.pop()] = [tensor.shape for tensor in tensors]
+            seen.tracer.unit = under_way[0] if under_way else None
             seen.size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
 
-    handle = register_module_forward_hook(note, with_kwargs=True)
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, with_kwargs=True),
+    ]
     try:
-        with undisturbed(model), torch.no_grad():
+        with undisturbed(model), torch.enable_grad(), seen.tracer:
             seen.outputs = [tensor.shape for tensor in tensors_in(apply(model, x))]
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     return seen
 
 

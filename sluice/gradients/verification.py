@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.capture import Watch
 from sluice.gradients.chunk import Chunk
-from sluice.gradients.probe import probing_loss, seed, undisturbed
+from sluice.gradients.functional.trace import NotFollowedError
+from sluice.gradients.plan import Unit
+from sluice.gradients.probe import Layout, layout, probing_loss, seed, undisturbed
 from sluice.gradients.synthetic import Samples
 from sluice.gradients.trees import apply, take, tensors_in
 
@@ -35,8 +37,14 @@ class Subject:
 
     model: nn.Module
     watch: Watch
+    units: Mapping[nn.Module, Unit]
     names: Mapping[Tensor, str]
     kept_bytes: int
+
+    def probe(self, samples: Samples) -> Layout:
+        """Find out what the model does with samples in its present mode, for the forward passes that come next."""
+        self.watch.layout = layout(self.model, self.units, samples, names=self.names)
+        return self.watch.layout
 
     @property
     def device(self) -> torch.device:
@@ -89,11 +97,13 @@ def verify(subject: Subject, samples: Samples) -> None:
     training = any(module.training for module in model.modules())
     with undisturbed(model), torch.enable_grad():
         model.eval()
+        subject.probe(samples)
         _compare(subject, pair)
     if training:
         with undisturbed(model), torch.enable_grad():
             for module in model.modules():
                 module.training = module.training and type(module) not in _ONLY_DROPOUT
+            subject.probe(samples)
             _compare(subject, pair)
 
 
@@ -149,8 +159,9 @@ def _refuse_difference(name: str | None) -> None:
     if name is None:
         return
     owner = name.rpartition(".")[0].rpartition(".")[0]
-    raise UnsupportedModuleError(
-        f"The gradient of parameter '{name}' cannot be recorded: it is used without calling the module it belongs to, or "
-        "that module's forward is not what its class says. Call the module instead of using its parameter, or set "
-        f"GradientOptions(strategy={{{owner!r}: 'vmap'}}) for the module that uses it."
+    raise NotFollowedError(
+        {name},
+        "it is used without calling the module it belongs to, in a way that cannot be followed, or that module's forward is "
+        "not what its class says. Call the module instead of using its parameter, or set "
+        f"GradientOptions(strategy={{{owner!r}: 'vmap'}}) for the module that uses it.",
     )
