@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.capture import Watch
+from sluice.gradients.functional.trace import NotFollowedError
 from sluice.gradients.interference import refuse_changing_buffers, refuse_interference
 from sluice.gradients.losses import Loss, Total, check_loss
 from sluice.gradients.options import GradientOptions
-from sluice.gradients.functional.trace import NotFollowedError
 from sluice.gradients.plan import Unit, enclose, outside
 from sluice.gradients.probe import Layout, probing_loss, seed, takes_channels_last, undisturbed
 from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signature

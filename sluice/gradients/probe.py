@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -144,7 +145,8 @@ def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any, names: Mapp
             tensors = leaves_in(inputs, keywords)
             seen.inputs[under_way.pop()] = [tensor.shape for tensor in tensors]
             seen.tracer.unit = under_way[0] if under_way else None
-            seen.size += sum(t.numel() * t.element_size() for t in (*tensors, *tensors_in(output)))
+            # Attributes only: functions would be taken for the model's.
+            seen.size += sum(math.prod(t.shape) * t.dtype.itemsize for t in (*tensors, *tensors_in(output)))
 
     handles = [
         register_module_forward_pre_hook(enter),

@@ -166,9 +166,7 @@ def _plain_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(arg.tensor if isinstance(arg, Value) else arg for arg in args)
 
 
-def _run(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Callable[[Value], Tensor]
-) -> Any:
+def _run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Callable[[Value], Tensor]) -> Any:
     args, kwargs = tree_map(lambda leaf: tensor(leaf) if isinstance(leaf, Value) else leaf, (args, kwargs))
     return func(*args, **kwargs)
 
@@ -234,7 +232,9 @@ def _by_vmap(meeting: Meeting, func: Function, args: tuple[Any, ...], kwargs: di
         warnings.filterwarnings("ignore", message="There is a performance drop")
         flat, result = tree_flatten(vmap(one_sample, in_dims=(axes,), randomness="different")(inputs))
     places = iter(meeting.event.outputs)
-    return tree_unflatten([_joined(value, next(places)) if isinstance(value, Tensor) else value for value in flat], result)
+    return tree_unflatten(
+        [_joined(value, next(places)) if isinstance(value, Tensor) else value for value in flat], result
+    )
 
 
 def _joined(value: Tensor, place: Place | None) -> Tensor:

@@ -44,8 +44,31 @@ def _plain(value: Any) -> Any:
 #: Functions that only arrange the entries of one tensor anew, or leave some out.
 _ARRANGING = frozenset(
     (
-        *("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze", "__get__"),
-        *("transpose", "swapaxes", "swapdims", "t", "permute", "movedim", "moveaxis", "select", "narrow", "chunk", "split"),
+        *(
+            "view",
+            "reshape",
+            "view_as",
+            "reshape_as",
+            "flatten",
+            "unflatten",
+            "ravel",
+            "squeeze",
+            "unsqueeze",
+            "__get__",
+        ),
+        *(
+            "transpose",
+            "swapaxes",
+            "swapdims",
+            "t",
+            "permute",
+            "movedim",
+            "moveaxis",
+            "select",
+            "narrow",
+            "chunk",
+            "split",
+        ),
         *("unbind", "tensor_split", "contiguous", "clone", "alias", "flip", "roll", "rot90", "neg", "float", "double"),
     )
 )
@@ -99,7 +122,13 @@ def _attention(meeting: Meeting, func: Callable[..., Any], *args: Any, **kwargs:
 
 
 def _substituted(
-    meeting: Meeting, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, place: Place, axes: int
+    meeting: Meeting,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    place: Place,
+    axes: int,
 ) -> Any:
     """The function of the same arguments, where each sample has its own values."""
     values = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Value)]
@@ -268,26 +297,85 @@ def _each(size: Any, rank: int) -> tuple[int, ...]:
 
 @_rule("layer_norm")
 def _layer_norm(
-    meeting: Meeting, func: Any, input: Any, shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any
+    meeting: Meeting,
+    func: Any,
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-5,
+    *_: Any,
 ) -> Any:
     if isinstance(input, Value):
         return NotImplemented
-    return _scaled(meeting, F.layer_norm(input, tuple(shape), eps=eps), weight, bias)
+    return _scaled(meeting, F.layer_norm(input, tuple(normalized_shape), eps=eps), weight, bias)
 
 
 @_rule("rms_norm")
-def _rms_norm(meeting: Meeting, func: Any, input: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
-    return NotImplemented if isinstance(input, Value) else _scaled(meeting, F.rms_norm(input, tuple(shape), eps=eps), weight, None)
+def _rms_norm(
+    meeting: Meeting, func: Any, input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None
+) -> Any:
+    if isinstance(input, Value):
+        return NotImplemented
+    return _scaled(meeting, F.rms_norm(input, tuple(normalized_shape), eps=eps), weight, None)
 
 
 @_rule("group_norm")
 def _group_norm(
-    meeting: Meeting, func: Any, input: Any, groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any
+    meeting: Meeting,
+    func: Any,
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-5,
+    *_: Any,
 ) -> Any:
     if isinstance(input, Value):
         return NotImplemented
     weight, bias = (_for_channels(each, input) for each in (weight, bias))
-    return _scaled(meeting, F.group_norm(input, groups, eps=eps), weight, bias)
+    return _scaled(meeting, F.group_norm(input, num_groups, eps=eps), weight, bias)
+
+
+@_rule("batch_norm")
+def _batch_norm(
+    meeting: Meeting,
+    func: Any,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+    *_: Any,
+) -> Any:
+    """With public statistics. (vmap gives wrong gradients for one sample that is stored channels last.)"""
+    if training or isinstance(input, Value):
+        return NotImplemented
+    weight, bias = (_for_channels(each, input) for each in (weight, bias))
+    return _scaled(meeting, F.batch_norm(input, running_mean, running_var, eps=eps), weight, bias)
+
+
+@_rule("instance_norm")
+def _instance_norm(
+    meeting: Meeting,
+    func: Any,
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+    *_: Any,
+) -> Any:
+    if isinstance(input, Value) or running_mean is not None:
+        return NotImplemented
+    weight, bias = (_for_channels(each, input) for each in (weight, bias))
+    return _scaled(meeting, F.instance_norm(input, eps=eps), weight, bias)
 
 
 def _for_channels(value: Any, x: Tensor) -> Any:
