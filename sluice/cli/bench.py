@@ -19,8 +19,11 @@ def _bench() -> None:
 
 @app.command()
 def gradients(
-    models: Annotated[str, typer.Option(help="Models, separated by commas; 'all' for every one.")] = "all",
-    batches: Annotated[str, typer.Option(help="Logical batch sizes, separated by commas.")] = "256,1024,4096",
+    suite: Annotated[
+        str, typer.Option(help="'paper': the paper's nets; 'wide': models that no kernel was written for; or 'all'.")
+    ] = "paper",
+    models: Annotated[str, typer.Option(help="Models, separated by commas; 'all' for the whole suite.")] = "all",
+    batches: Annotated[str, typer.Option(help="Logical batch sizes, separated by commas.")] = "64,256,1024",
     threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
     repeats: Annotated[int, typer.Option(help="How often each method is timed.")] = 5,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each method in its own process.")] = True,
@@ -28,17 +31,18 @@ def gradients(
     plot: Annotated[Path | None, typer.Option(help="Write a bar chart to this file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Private steps beside the fastest ordinary PyTorch step and every mode of Opacus, interleaved in one run.
+    """Whole releases, default noise included, beside the fastest ordinary PyTorch step and other libraries, interleaved.
 
-    Times are medians; only their ratios mean something on a shared machine. Opacus is optional (the extra "bench").
+    Times are medians; only their ratios mean something on a shared machine. Opacus (the extra "bench") and fastDP (from
+    its repository, with transformers) are measured where they are installed.
 
-    Example: sluice bench gradients --models pixel-cnn-26k --batches 1024 --threads 1 --plot bench.png
+    Example: sluice bench gradients --suite wide --models mlp,vit --batches 256 --threads 1 --plot bench.png
     """
     from sluice._base import validate
     from sluice._base.errors import InputError
     from sluice.experiments.bench.measure import measure, ratios
     from sluice.experiments.bench.report import payload, write_json, write_plot
-    from sluice.experiments.bench.scenarios import SCENARIOS
+    from sluice.experiments.bench.suites import SCENARIOS, SUITES
 
     def numbers(text: str, name: str) -> list[int]:
         try:
@@ -49,7 +53,8 @@ def gradients(
             validate.positive_integer(**{name: value})
         return values
 
-    names = list(SCENARIOS) if models == "all" else models.split(",")
+    validate.one_of((*SUITES, "all"), suite=suite)
+    names = list(SUITES.get(suite, SCENARIOS)) if models == "all" else models.split(",")
     for name in names:
         validate.one_of(SCENARIOS, models=name)
     validate.positive_integer(repeats=repeats)
@@ -83,19 +88,25 @@ def gradients(
             for r in results
         ),
     )
+    columns = {
+        "release / ordinary": "release_over_ordinary",
+        "gradients / ordinary": "gradients_over_ordinary",
+        "norms / gradients": "norms_over_gradients",
+        "vmap / release": "vmap_over_release",
+        "Opacus / release": "opacus_over_release",
+        "fastDP / release": "fastdp_over_release",
+        "memory / Opacus": "memory_over_opacus",
+    }
     print_table(
-        ("model", "batch", "threads", "step / ordinary", "norms / step", "best Opacus / step", "memory / Opacus"),
+        ("model", "batch", "threads", *columns),
         (
             (
                 row["model"],
                 row["batch"],
                 row["threads"],
-                *(
-                    "-" if row[key] is None else f"{row[key]:.2f}"
-                    for key in ("step_over_ordinary", "norms_over_step", "opacus_over_step", "memory_over_opacus")
-                ),
+                *("-" if row[key] is None else f"{row[key]:.2f}" for key in columns.values()),
             )
             for row in ratios(results)
         ),
-        title="Ratios",
+        title="Ratios (other libraries: their best mode)",
     )

@@ -14,15 +14,18 @@ from pathlib import Path
 import torch
 
 from sluice._base.errors import InputError
-from sluice.experiments.bench.scenarios import SCENARIOS
-from sluice.experiments.bench.steps import FLOORS, METHODS, Skipped, Step, make_step
+from sluice.experiments.bench.peers import Skipped
+from sluice.experiments.bench.steps import FLOORS, METHODS, PEERS, Step, make_step
+from sluice.experiments.bench.suites import SCENARIOS
 
-#: A mode of Opacus this many times slower than ours, or whose step takes this many seconds, is measured once, cold.
+#: A peer this many times slower than ours is measured once, cold; and so is whatever takes this many seconds a step.
 _HOPELESS = 20.0
 _LONG_SECONDS = 4.0
-#: A mode of Opacus is left out where its time or memory on a smaller batch says that it would take more than this.
+#: A peer is left out where its time or memory on a smaller batch says that it would take more than this, or where that time
+#: was this many times that of the library's best mode.
 _MOST_SECONDS = 120.0
 _MOST_MEGABYTES = 10_000.0
+_NOT_THE_BEST = 1.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +100,20 @@ def _combination(
     ours = float("inf")
     for method in METHODS:
         try:
-            if method.startswith("opacus"):
-                _refuse_too_slow([r for r in smaller if r.method == method], batch, threads)
+            if method in PEERS:
+                _refuse_too_slow(method, smaller, batch, threads)
             step = make_step(method, scenario, net, batch)
             first = timed(step)
         except Skipped as reason:
             skipped[method] = str(reason)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-            if not method.startswith("opacus"):
+        except Exception as error:
+            if method not in PEERS:
                 raise
-            # A mode of another library that cannot run this model is a result, not a failure of the benchmark.
+            # A peer that cannot run this model, for whatever reason, is a result, not a failure of the benchmark.
             skipped[method] = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
         else:
             ours = min(ours, first) if method == "sluice" else ours
-            if method.startswith("opacus") and first > min(_LONG_SECONDS, _HOPELESS * ours):
+            if first > (min(_LONG_SECONDS, _HOPELESS * ours) if method in PEERS else _LONG_SECONDS):
                 times[method] = [first]
             else:
                 steps[method], times[method] = step, []
@@ -132,14 +135,25 @@ def _combination(
     ]
 
 
-def _refuse_too_slow(smaller: Sequence[Measurement], batch: int, threads: int) -> None:
+def _refuse_too_slow(method: str, smaller: Sequence[Measurement], batch: int, threads: int) -> None:
     """Time and memory grow at least in proportion to the batch where no smaller one was too much already."""
-    for result in smaller:
+    library = method.split()[0]
+    for result in [r for r in smaller if r.method == method]:
         growth = batch / result.batch
-        if result.seconds is not None and result.threads == threads and result.seconds * growth > _MOST_SECONDS:
-            raise Skipped(f"would take about {result.seconds * growth:.0f} s a step")
         if result.megabytes is not None and result.megabytes * growth > _MOST_MEGABYTES:
             raise Skipped(f"would need about {result.megabytes * growth / 1000:.0f} GB")
+        if result.seconds is None or result.threads != threads:
+            continue
+        if result.seconds * growth > _MOST_SECONDS:
+            raise Skipped(f"would take about {result.seconds * growth:.0f} s a step")
+        others = [
+            r for r in smaller if r.method.startswith(library) and (r.batch, r.threads) == (result.batch, threads)
+        ]
+        best = min(r.seconds for r in others if r.seconds is not None)
+        if result.seconds > _NOT_THE_BEST * best:
+            raise Skipped(
+                f"took {result.seconds / best:.1f} times as long as the library's best mode at {result.batch}"
+            )
 
 
 def peak_memory(model: str, batch: int, method: str) -> float:
@@ -170,26 +184,32 @@ def _peak_kilobytes() -> int:
 
 
 def ratios(results: Sequence[Measurement]) -> list[dict[str, object]]:
-    """For each combination: our step and norms over the fastest ordinary step, and the best Opacus mode over ours."""
+    """For each combination: a release over the fastest ordinary step, parts of it, and the peers over a release."""
     rows: list[dict[str, object]] = []
     for key in dict.fromkeys((r.model, r.batch, r.threads) for r in results):
         group = [r for r in results if (r.model, r.batch, r.threads) == key]
         seconds = {r.method: r.seconds for r in group if r.seconds is not None}
         memory = {r.method: r.megabytes for r in group if r.megabytes is not None}
         floor = min((m for m in FLOORS if m in seconds), key=lambda m: seconds[m])
-        modes = [m for m in seconds if m.startswith("opacus")]
-        best = min(modes, key=lambda m: seconds[m]) if modes else None
+        ours = seconds["sluice"]
+
+        def best(library: str, among: dict[str, float] = seconds) -> str | None:
+            return min((m for m in among if m.startswith(library)), key=lambda m: among[m], default=None)
+
+        peers = {library: best(library) for library in ("vmap", "opacus", "fastdp")}
+        opacus = peers["opacus"]
         rows.append(
             {
                 "model": key[0],
                 "batch": key[1],
                 "threads": key[2],
                 "fastest_ordinary": floor,
-                "best_opacus": best,
-                "step_over_ordinary": seconds["sluice"] / seconds[floor],
-                "norms_over_step": seconds["sluice, norms only"] / seconds["sluice"],
-                "opacus_over_step": seconds[best] / seconds["sluice"] if best else None,
-                "memory_over_opacus": memory["sluice"] / memory[best] if best and memory.get(best) else None,
+                "best_opacus": opacus,
+                "release_over_ordinary": ours / seconds[floor],
+                "gradients_over_ordinary": seconds["sluice, gradients only"] / seconds[floor],
+                "norms_over_gradients": seconds["sluice, norms only"] / seconds["sluice, gradients only"],
+                **{f"{library}_over_release": seconds[m] / ours if m else None for library, m in peers.items()},
+                "memory_over_opacus": memory["sluice"] / memory[opacus] if opacus and memory.get(opacus) else None,
             }
         )
     return rows

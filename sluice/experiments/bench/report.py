@@ -14,6 +14,7 @@ import torch
 from sluice._base.figures import blank_figure
 from sluice._base.files import replaced_atomically
 from sluice.experiments.bench.measure import Measurement, ratios
+from sluice.experiments.bench.steps import FLOORS
 from sluice.gradients.native.loading import library
 
 
@@ -44,12 +45,10 @@ def write_plot(results: Sequence[Measurement], target: Path) -> None:
             axis.set_visible(False)
         for axis, key in zip(axes.flat, keys, strict=False):
             group = [r for r in results if (r.model, r.batch, r.threads) == key and r.seconds is not None]
-            floor = min(
-                r.seconds for r in group if r.seconds is not None and not r.method.startswith(("sluice", "opacus"))
-            )
+            floor = min(r.seconds for r in group if r.seconds is not None and r.method in FLOORS)
             names = [r.method if r.repeats != 1 else f"{r.method} (once)" for r in group]
             values = [(r.seconds or 0.0) / floor for r in group]
-            kinds = {"sluice": "tab:blue", "opacus": "tab:orange"}
+            kinds = {"sluice": "tab:blue", "opacus": "tab:orange", "fastdp": "tab:red", "vmap": "tab:olive"}
             colours = [kinds.get(name.split(",")[0].split()[0], "tab:grey") for name in names]
             axis.barh(names, values, color=colours)
             for i, value in enumerate(values):

@@ -1,43 +1,53 @@
-"""One training step by each method: ordinary training, this package, and every mode of Opacus."""
+"""One training step by each method: ordinary training, this package, per-sample gradients by vmap, and other libraries."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import TensorDataset
 
-from sluice.experiments.bench.scenarios import Scenario
-from sluice.gradients.engine import PerSampleGradients
+from sluice.experiments.bench.peers import FASTDP_MODES, OPACUS_MODES, Skipped, fastdp, opacus
+from sluice.experiments.bench.scenarios import Scenario, losses, mean_loss, sgd
+from sluice.gradients import PerSampleGradients
 from sluice.mechanism.scaling import Clip
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.training.engine import PrivacyEngine
 
 Step = Callable[[], None]
-_LEARNING_RATE = 0.01
-#: Opacus keeps every per-sample gradient of a physical batch; larger batches are cut so that these fit into this.
-_OPACUS_BYTES = 2 * 2**30
+#: Batches are drawn from a data set this many times as large.
+_RECORDS_PER_BATCH = 8
 
 FLOORS = ("plain", "channels last", "microbatches")
-OURS = ("sluice", "sluice, norms only")
-OPACUS_MODES = ("hooks", "functorch", "ew", "ghost")
-METHODS = (*FLOORS, *OURS, *(f"opacus {mode}" for mode in OPACUS_MODES))
-
-
-class Skipped(Exception):
-    """A method cannot run a model; the message says why."""
+OURS = ("sluice", "sluice, gradients only", "sluice, norms only")
+PEERS = (
+    "vmap",
+    *(f"opacus {mode}" for mode in OPACUS_MODES),
+    *(f"fastdp {mode}" for mode in FASTDP_MODES),
+)
+METHODS = (*FLOORS, *OURS, *PEERS)
 
 
 def make_step(method: str, scenario: Scenario, model: nn.Module, size: int) -> Step:
-    """A function that does one step of the method on one fixed batch, with a copy of the model."""
-    x, y = scenario.batch(size)
+    """A function that does one step of the method on batches of one size, with a copy of the model.
+
+    "sluice" is a whole release as users make it, so its batches are Poisson samples, of this size on average.
+    """
     model = copy.deepcopy(model).train()
+    if method == OURS[0]:
+        return _release(scenario, model, size)
+    x, y = scenario.batch(size)
     if method in FLOORS:
         return _ordinary(method, scenario, model, x, y)
     if method in OURS:
-        return _ours(model, x, y, norms_only=method == OURS[1])
-    return _opacus(method.removeprefix("opacus "), model, x, y)
+        return _gradients(model, x, y, norms_only=method == OURS[2])
+    if method == "vmap":
+        return _vmap(model, x, y)
+    library, mode = method.split()
+    return {"opacus": opacus, "fastdp": fastdp}[library](mode, model, x, y)
 
 
 def _ordinary(method: str, scenario: Scenario, model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -51,71 +61,76 @@ def _ordinary(method: str, scenario: Scenario, model: nn.Module, x: Tensor, y: T
     part = 256 if "microbatches" in method else len(y)
     if part >= len(y) and "microbatches" in method:
         part = max(1, len(y) // 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+    optimizer = sgd(model)
 
     def step() -> None:
         optimizer.zero_grad()
         for i in range(0, len(y), part):
             inputs = x[i : i + part]
             inputs = inputs.to(memory_format=torch.channels_last) if last else inputs
-            (functional.cross_entropy(model(inputs), y[i : i + part], reduction="sum") / len(y)).backward()
+            (mean_loss(model(inputs), y[i : i + part]) * (len(inputs) / len(y))).backward()
         optimizer.step()
 
     return step
 
 
-def _ours(model: nn.Module, x: Tensor, y: Tensor, *, norms_only: bool) -> Step:
+def _release(scenario: Scenario, model: nn.Module, size: int) -> Step:
+    """Everything that happens in a release with the default settings: sampling, reading, gradients, secure noise, update."""
+    records = _RECORDS_PER_BATCH * size
+    engine = PrivacyEngine()
+    engine.make_private_by(
+        SelectiveRelease(
+            sample_rate=size / records,
+            expected_batch_size=size,
+            scaling=Clip(max_grad_norm=1.0),
+            noise_multiplier=1.0,
+            releases=10**6,
+        ),
+        module=model,
+        optimizer=sgd(model),
+        data_loader=TensorDataset(*scenario.batch(records)),
+    )
+    releases = engine.releases(mean_loss)
+    return lambda: [next(releases)].clear()
+
+
+def _gradients(model: nn.Module, x: Tensor, y: Tensor, *, norms_only: bool) -> Step:
     engine, rule = PerSampleGradients(model), Clip(max_grad_norm=1.0)
     parameters = dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(output, target, reduction="none")
+    optimizer = sgd(model)
 
     def measure() -> None:
-        engine.norms(x, y, loss)
+        engine.norms(x, y, losses)
 
     def step() -> None:
-        _, sums = engine.weighted_sum(x, y, loss, rule)
+        _, sums = engine.weighted_sum(x, y, losses, rule)
         for name, total in sums.items():
-            parameters[name].grad = total.add_(torch.randn_like(total)).div_(len(y))
+            parameters[name].grad = total.div_(len(y))
         optimizer.step()
 
     return measure if norms_only else step
 
 
-def _opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    try:
-        from opacus.grad_sample.utils import wrap_model
-        from opacus.optimizers import get_optimizer_class
-        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-        from opacus.validators import ModuleValidator
-    except ImportError as error:
-        raise Skipped("Opacus is not installed: pip install 'sluice[bench]'") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = ModuleValidator.fix(model)
-        wrapped = wrap_model(model, grad_sample_mode=mode, batch_first=True, loss_reduction="mean")
-    bytes_each = 4 * sum(p.numel() for p in model.parameters())
-    part = len(y) if mode == "ghost" else max(1, min(len(y), _OPACUS_BYTES // bytes_each))
-    kind = get_optimizer_class(clipping="flat", distributed=False, grad_sample_mode=mode)
-    optimizer = kind(
-        torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        expected_batch_size=len(y),
-    )
-    criterion: Callable[..., Tensor] = nn.CrossEntropyLoss()
-    if mode == "ghost":
-        criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss())
+def _vmap(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """What a few lines of torch.func do: per-sample gradients in full, 64 records at a time."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        return mean_loss(functional_call(model, parameters, (one_x.unsqueeze(0),)), one_y.unsqueeze(0))
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+    rule, optimizer = Clip(max_grad_norm=1.0), sgd(model)
 
     def step() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for i in range(0, len(y), part):
-                optimizer.signal_skip_step(do_skip=i + part < len(y))
-                criterion(wrapped(x[i : i + part]), y[i : i + part]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        values = {name: p.detach() for name, p in trained.items()}
+        totals = {name: torch.randn_like(p) for name, p in values.items()}
+        for i in range(0, len(y), 64):
+            gradients = per_sample(values, x[i : i + 64], y[i : i + 64])
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            for name, g in gradients.items():
+                totals[name] += torch.tensordot(rule(norms), g, dims=1)
+        for name, p in trained.items():
+            p.grad = totals[name].div_(len(y))
+        optimizer.step()
 
     return step
