@@ -239,12 +239,12 @@ class Watch:
 
     def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         unit = self._units.get(module)
-        if unit is not None and self._follower is not None and torch.is_grad_enabled() and not self._unbatched(unit):
+        if unit is not None and self._follower is not None and torch.is_grad_enabled() and not self._is_followed(unit):
             self._follower.paused += 1
 
-    def _unbatched(self, unit: Unit) -> bool:
-        """Whether the next, or present, call of a unit has no samples: what it computes is followed, not recorded."""
-        return self._recording is not None and self._recording.call_of(unit.name) in self.layout.unbatched
+    def _is_followed(self, unit: Unit) -> bool:
+        """Whether the parameters of a unit are followed through its next, or present, call instead of recorded."""
+        return self._recording is not None and self._recording.call_of(unit.name) in self.layout.followed
 
     def _after_forward(
         self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
@@ -252,7 +252,7 @@ class Watch:
         unit = self._units.get(module)
         if unit is None or not torch.is_grad_enabled():
             return None
-        if self._unbatched(unit):
+        if self._is_followed(unit):
             self._advance(unit)
             return None
         if not unit.rule.replaces_forward:
@@ -269,7 +269,7 @@ class Watch:
     def _replacement(self, unit: Unit, *inputs: Any, **keywords: Any) -> Any:
         replacement = unit.module.__dict__.pop("forward")
         try:
-            if not torch.is_grad_enabled() or self._unbatched(unit):
+            if not torch.is_grad_enabled() or self._is_followed(unit):
                 return unit.module.forward(*inputs, **keywords)
             return unit.rule.record(unit.module, self._call(unit, inputs, keywords, None))
         finally:

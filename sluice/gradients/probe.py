@@ -67,14 +67,15 @@ class Layout:
         axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
         outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
         bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps.
-        unbatched: calls of units whose arguments do not have the samples (an embedding of positions).
+        followed: calls of units that no rule can record, since no argument has the samples on an axis of their own (an
+            embedding of positions, samples folded into another axis): their parameters are followed instead.
         events: what parameters go through outside units.
     """
 
     axes: dict[UnitCall, Axes]
     outputs: Axes
     bytes_per_sample: int
-    unbatched: frozenset[UnitCall] = frozenset()
+    followed: frozenset[UnitCall] = frozenset()
     events: tuple[Event, ...] = ()
 
 
@@ -90,19 +91,24 @@ def layout(
         names: trainable parameters to their names.
     """
     two, three = (_seen(model, units, samples.few(count), names) for count in (2, 3))
-    unbatched = frozenset(key for key, shapes in two.inputs.items() if three.inputs.get(key) == shapes)
     axes = {
         key: _axes(shapes, three.inputs[key])
         for key, shapes in two.inputs.items()
         if key in three.inputs and len(three.inputs[key]) == len(shapes)
     }
     outputs = _axes(two.outputs, three.outputs) if len(two.outputs) == len(three.outputs) else ()
+    finding_axes = {unit.name for unit in units.values() if not unit.rule.owns_batch_axis}
+    followed = frozenset(
+        key
+        for key, shapes in two.inputs.items()
+        if three.inputs.get(key) == shapes or (key[0] in finding_axes and not any(a is not None for a in axes.get(key, ())))
+    )
     return Layout(
         axes=axes,
         outputs=outputs,
         bytes_per_sample=two.size // 2,
-        unbatched=unbatched,
-        events=events(two.tracer, three.tracer, unbatched=unbatched),
+        followed=followed,
+        events=events(two.tracer, three.tracer, followed=followed),
     )
 
 

@@ -115,7 +115,7 @@ def _broadcasting(meeting: Meeting, func: Callable[..., Any], *args: Any, **kwar
 def _attention(meeting: Meeting, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A learned bias of the attention, or one key or query for all samples."""
     place = meeting.output
-    if place is None or place.fold != 1 or place.axis != 0:
+    if place is None or place.axis != 0:
         return NotImplemented
     axes = max(arg.dim() for arg in args if isinstance(arg, Tensor))
     return _substituted(meeting, func, args, kwargs, place=place, axes=axes)

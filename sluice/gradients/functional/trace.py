@@ -137,15 +137,14 @@ def changed(function: Function, args: tuple[Any, ...], output: Any) -> list[Tens
     return tensors_among(output)
 
 
-def events(two: Tracer, three: Tracer, *, unbatched: Collection[UnitCall]) -> tuple[Event, ...]:
+def events(two: Tracer, three: Tracer, *, followed: Collection[UnitCall]) -> tuple[Event, ...]:
     """What a recorded forward pass has to follow, from traces for two samples and for three.
 
     Args:
-        unbatched: calls of modules with a rule whose arguments do not have the samples: what they compute depends on
-            parameters alone, so that the rule has nothing to record and the parameters are followed through them.
+        followed: calls of modules with a rule that cannot record them; their parameters are followed.
     """
     found: list[Event] = []
-    first, second = _Walk(two.steps, unbatched), _Walk(three.steps, unbatched)
+    first, second = _Walk(two.steps, followed), _Walk(three.steps, followed)
     for a in first:
         b = next(second, None)
         if b is None or a.function != b.function or len(a.outputs) != len(b.outputs) or len(a.inputs) != len(b.inputs):
@@ -171,15 +170,15 @@ def _names(step: _Step) -> set[str]:
 class _Walk(Iterator[_Step]):
     """The steps that take something computed from parameters alone; `follow` says that the last one's result is such."""
 
-    def __init__(self, steps: list[_Step], unbatched: Collection[UnitCall]) -> None:
+    def __init__(self, steps: list[_Step], followed: Collection[UnitCall]) -> None:
         self._steps = iter(enumerate(steps))
-        self._unbatched = unbatched
+        self._calls = followed
         self._followed: set[int] = set()
         self._last = -1
 
     def __next__(self) -> _Step:
         for index, step in self._steps:
-            outside = step.unit is None or step.unit in self._unbatched
+            outside = step.unit is None or step.unit in self._calls
             if outside and any(isinstance(s, str) or s in self._followed for s in step.sources if s is not None):
                 self._last = index
                 return step
