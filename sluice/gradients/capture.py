@@ -9,7 +9,7 @@ it ends, also by an exception.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
+from sluice.gradients.eager import as_written, forget_removed_hooks
 from sluice.gradients.functional.follower import Follower
 from sluice.gradients.functional.trace import UnitCall
 from sluice.gradients.options import GradientOptions
@@ -194,26 +195,22 @@ class Watch:
         """Start recording; the returned function ends it and puts everything back."""
         if self._recording is not None:
             raise InputError("The model was called inside its own forward pass while gradients are being recorded.")
+        surroundings = ExitStack()
+        surroundings.enter_context(as_written())
+        forget_removed_hooks()
         self._recording = recording
         handles = [register_module_forward_hook(self._after_forward, with_kwargs=True)]
-        follower = self._follower = self._following(recording)
-        if follower is not None:
-            handles.append(register_module_forward_pre_hook(self._before_forward))
         replaced = [unit for unit in self._units.values() if unit.rule.replaces_forward]
         for unit in replaced:
             unit.module.__dict__["forward"] = partial(self._replacement, unit)
         for parameter in recording.parameters:
             parameter.requires_grad_(False)
-        # The fused inference kernels of torch's transformer layers would go past the modules inside them.
-        fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        if follower is not None:
-            follower.__enter__()
+        if self.layout.events:
+            handles.append(register_module_forward_pre_hook(self._before_forward))
+            self._follower = surroundings.enter_context(self._following(recording))
 
         def end() -> None:
-            if follower is not None:
-                follower.__exit__(None, None, None)
-            torch.backends.mha.set_fastpath_enabled(fast_path)
+            surroundings.close()
             for parameter in recording.parameters:
                 parameter.requires_grad_(True)
             for unit in replaced:
@@ -224,9 +221,7 @@ class Watch:
 
         return end
 
-    def _following(self, recording: Recording) -> Follower | None:
-        if not self.layout.events:
-            return None
+    def _following(self, recording: Recording) -> Follower:
         follower = Follower(
             recording,
             names=self._names,

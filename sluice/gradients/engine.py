@@ -13,12 +13,13 @@ from sluice._base.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
 from sluice.gradients.chunk import Chunk
+from sluice.gradients.eager import accept_compiled
 from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
-from sluice.gradients.validation import refuse_mixing
+from sluice.gradients.validation import refuse_complex, refuse_mixing
 from sluice.gradients.vmap import VmapRule
 
 Scaling = Callable[[Tensor], Tensor]
@@ -55,6 +56,8 @@ class PerSampleGradients:
         self._reduction = loss_reduction
         self._expected_batch_size = expected_batch_size
         refuse_mixing(module)
+        refuse_complex(module)
+        accept_compiled(module)
         self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
         if not self._names:
             raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")

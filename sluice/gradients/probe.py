@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sluice.gradients.eager import as_written, forget_removed_hooks
 from sluice.gradients.functional.trace import Event, Tracer, UnitCall, events
 from sluice.gradients.plan import Unit
 from sluice.gradients.synthetic import Samples
@@ -27,18 +28,15 @@ Axes = tuple[int | None, ...]
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Whatever happens inside leaves random number generators, buffers and training flags as they were.
 
-    The fused inference kernels of torch's transformer layers are off inside: they go past the modules in them.
+    Modules run as they are written (`as_written`).
     """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     states = random.getstate(), np.random.get_state()  # noqa: NPY002  (models may draw from the global one)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     kept = [(module, module.training, dict(module._buffers)) for module in model.modules()]
-    with torch.random.fork_rng():
-        torch.backends.mha.set_fastpath_enabled(False)
+    with torch.random.fork_rng(), as_written():
         try:
             yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
             for module, training, own in kept:
@@ -101,7 +99,8 @@ def layout(
     followed = frozenset(
         key
         for key, shapes in two.inputs.items()
-        if three.inputs.get(key) == shapes or (key[0] in finding_axes and not any(a is not None for a in axes.get(key, ())))
+        if three.inputs.get(key) == shapes
+        or (key[0] in finding_axes and not any(a is not None for a in axes.get(key, ())))
     )
     return Layout(
         axes=axes,
@@ -164,6 +163,7 @@ def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any, names: Mapp
     finally:
         for handle in handles:
             handle.remove()
+        forget_removed_hooks()
     return seen
 
 
