@@ -102,7 +102,7 @@ def test_they_work_in_an_ordinary_loop(oracle, reaching_loss, make):
 
 def test_calling_compiled_code_in_an_ordinary_loop_is_refused(reaching_loss):
     model = compiled_in_place(layers())
-    with pytest.raises(UnsupportedModuleError, match="torch.compile"):
+    with pytest.raises(UnsupportedModuleError, match=r"torch\.compile"):
         in_a_loop(model, torch.randn(5, 4), torch.randn(5), reaching_loss)
     norms = PerSampleGradients(model).norms(torch.randn(5, 4), torch.randn(5), reaching_loss)
     assert norms.shape == (5,)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sluice.gradients.contributions import ExplicitContribution
+from sluice.gradients.functional import layers, products  # noqa: F401  (they register their rules)
 from sluice.gradients.functional.meeting import Meeting
 from sluice.gradients.functional.pullback import Root, Value
 from sluice.gradients.functional.rules import RULES, keeps_norms
@@ -195,11 +196,9 @@ def _samples_appear(meeting: Meeting, func: Function, args: tuple[Any, ...], kwa
     only_copied = len(values) == 1 and _name(func) in _COPYING and one.numel() == values[0].tensor.numel()
     value = Value(tensor=one, roots=roots, scale=values[0].scale if only_copied else None)
     own, tap = meeting.tap(whole.detach())
-
-    def gradients(gradient: Tensor) -> Tensor:
-        return gradient.unflatten(axis, (meeting.samples, fold)).movedim(axis, 0)
-
-    meeting.contribute(value, lambda parameter: ExplicitContribution(parameter, tap, gradients))
+    meeting.contribute(
+        value, lambda parameter: ExplicitContribution(parameter, tap, lambda b: meeting.by_sample(b, place))
+    )
     return own
 
 

@@ -94,8 +94,12 @@ class Meeting:
 
     def by_position(self, tensor: Tensor, place: Place) -> Tensor:
         """From any leading axes with the samples on one of them to ``[samples, positions, last axis]``."""
-        split = tensor.unflatten(place.axis, (self.samples, place.fold)).movedim(place.axis, 0)
-        return split.reshape(self.samples, -1, tensor.shape[-1])
+        return self.by_sample(tensor, place).reshape(self.samples, -1, tensor.shape[-1])
+
+    def by_sample(self, tensor: Tensor, place: Place) -> Tensor:
+        """With the samples first; what each of them has in a row stays on the axis where it was."""
+        split: Tensor = tensor.unflatten(place.axis, (self.samples, place.fold))
+        return split.movedim(place.axis, 0)
 
 
 def _samples_first(gradient: Tensor, *, axis: int, shape: torch.Size) -> Tensor:

@@ -79,7 +79,9 @@ class PulledBack(Contribution):
 
     def per_sample(self, samples: slice) -> Tensor:
         gradients = self._inner.per_sample(samples)
-        return self._back(gradients.reshape(-1, *self._value.tensor.shape), batched=True)
+        if gradients.shape[0] == 0:
+            return gradients.new_zeros(0, *self.parameter.shape)
+        return self._back(gradients.reshape(gradients.shape[0], *self._value.tensor.shape), batched=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._exact:

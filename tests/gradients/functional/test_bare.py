@@ -84,6 +84,12 @@ def positions(net, ids):
     return F.linear(torch.tanh(x), net.words.weight)
 
 
+def buckets(net, ids):
+    """Positions share rows of a table, of which one is padding."""
+    bias = net.buckets(torch.arange(ids.shape[1]) // 2)
+    return torch.tanh(net.words(ids) + bias) * net.padded(torch.arange(ids.shape[1]))
+
+
 def through_a_child(net, x):
     return net.child(x, net.table) + net.head(net.token)
 
@@ -247,8 +253,11 @@ def test_images_agree_with_the_oracle(matches, reaching_loss, model, x, n):
     [
         lambda: Net(looked_up, {"table": (9, 3), "other": (9, 3)}),
         lambda: Net(positions, words=nn.Embedding(9, 3, padding_idx=0), places=nn.Embedding(8, 3)),
+        lambda: Net(
+            buckets, words=nn.Embedding(9, 3), buckets=nn.Embedding(4, 3), padded=nn.Embedding(8, 3, padding_idx=2)
+        ),
     ],
-    ids=["tables", "position-embedding-and-tied-head"],
+    ids=["tables", "position-embedding-and-tied-head", "buckets"],
 )
 def test_tables_agree_with_the_oracle(matches, reaching_loss, model, n):
     net, ids = model(), torch.randint(0, 9, (n, 6))
