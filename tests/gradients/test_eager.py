@@ -183,3 +183,14 @@ def test_norms_of_short_floats_are_within_a_hundredth(oracle, reaching_loss, dty
     whole = torch.cat([value.flatten() for value in expected.weighted_sum(torch.ones(16)).values()])
     found = torch.cat([value.double().flatten() for value in sums.values()])
     assert (found - whole).norm() <= 1e-2 * whole.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_short_floats_are_those_of_the_gradients_that_are_summed(reaching_loss, dtype):
+    engine = PerSampleGradients(Small().to(dtype))
+    (chunk,) = engine.chunks(torch.randn(6, 1, 16, 16).to(dtype), torch.randn(6), reaching_loss)
+    for i, norm in enumerate(chunk.norms):
+        total = engine.zeros()
+        chunk.add_weighted_sum(torch.eye(6)[i], into=total)
+        summed = torch.cat([value.double().flatten() for value in total.values()]).norm()
+        torch.testing.assert_close(norm.double(), summed, rtol=1e-5, atol=0)

@@ -144,6 +144,7 @@ def test_norms_are_those_of_the_sums_at_any_scale(reaching_loss, scale):
         _, sums = engine.weighted_sum(x[i : i + 1], y[i : i + 1], loss, lambda norms: torch.ones_like(norms))
         whole = torch.cat([value.double().flatten() for value in sums.values()]).norm()
         torch.testing.assert_close(norms[i].double(), whole, rtol=1e-5, atol=0)
+    assert in_vmap(engine) == []
 
 
 def test_norms_by_layer_count_bare_parameters_where_they_are(reaching_loss):
