@@ -78,7 +78,15 @@ class Subject:
         value = probing_loss(list(tensors_in(apply(self.model, x))))
         if not value.requires_grad:
             return {name: torch.zeros_like(p, dtype=torch.float64) for p, name in self.names.items()}
-        gradients = torch.autograd.grad(value, list(self.names), allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(value, list(self.names), allow_unused=True)
+        except RuntimeError as error:
+            mode = "training" if self.model.training else "evaluation"
+            raise UnsupportedModuleError(
+                f"The model cannot be checked: an ordinary backward pass on made-up samples, in {mode} mode, raises "
+                f"{str(error)[:200]!r}. Something computed from parameters may be kept from one forward pass to the next: "
+                "compute it in each."
+            ) from error
         return {
             name: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
             for (p, name), g in zip(self.names.items(), gradients, strict=True)

@@ -104,6 +104,26 @@ def test_a_parameter_that_is_returned_is_refused():
         PerSampleGradients(Returned()).norms(torch.randn(4, 3), None, lambda o, y: (o[0] * o[1]).sum(1))
 
 
+class Keeping(nn.Module):
+    """Keeps what it computed from a parameter, graph and all, for the next forward pass in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(3))
+        self.register_buffer("order", torch.tensor([2, 0, 1]))
+        self.kept = None
+
+    def forward(self, x):
+        if self.training or self.kept is None:
+            self.kept = self.gamma[self.order]
+        return x * self.kept
+
+
+def test_a_graph_that_outlives_a_forward_pass_is_refused(reaching_loss):
+    with pytest.raises(UnsupportedModuleError, match=r"kept from one forward pass to the next|remembers something"):
+        PerSampleGradients(Keeping().eval()).norms(torch.randn(4, 3), torch.randn(4), reaching_loss)
+
+
 class Many(nn.Module):
     """A value computed from two parameters, a scaled view and a bare parameter."""
 
