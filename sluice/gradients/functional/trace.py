@@ -148,7 +148,7 @@ def events(two: Tracer, three: Tracer, *, followed: Collection[UnitCall]) -> tup
     for a in first:
         b = next(second, None)
         if b is None or a.function != b.function or len(a.outputs) != len(b.outputs) or len(a.inputs) != len(b.inputs):
-            raise NotFollowedError(_names(a), "what is computed from it changes with the number of samples.")
+            raise NotFollowedError(first.names, _CHANGES)
         same = a.outputs == b.outputs
         kind = "ignored" if not a.differentiable else "inner" if same else "meeting"
         if kind == "inner":
@@ -157,32 +157,43 @@ def events(two: Tracer, three: Tracer, *, followed: Collection[UnitCall]) -> tup
         inputs = tuple(place(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
         outputs = tuple(place(x, y) for x, y in zip(a.outputs, b.outputs, strict=True))
         found.append(Event(function=a.function, kind=kind, inputs=inputs, outputs=outputs))
-    left = next(second, None)
-    if left is not None:
-        raise NotFollowedError(_names(left), "what is computed from it changes with the number of samples.")
+    if next(second, None) is not None:
+        raise NotFollowedError(second.names, _CHANGES)
     return tuple(found)
 
 
-def _names(step: _Step) -> set[str]:
-    return {source for source in step.sources if isinstance(source, str)} or {"a parameter"}
+_CHANGES = "the functions that it goes through change with the number of samples."
 
 
 class _Walk(Iterator[_Step]):
-    """The steps that take something computed from parameters alone; `follow` says that the last one's result is such."""
+    """The steps that take something computed from parameters alone; `follow` says that the last one's result is such.
+
+    Attributes:
+        names: the parameters from which the last step's arguments were computed.
+    """
 
     def __init__(self, steps: list[_Step], followed: Collection[UnitCall]) -> None:
         self._steps = iter(enumerate(steps))
         self._calls = followed
-        self._followed: set[int] = set()
+        self.names: frozenset[str] = frozenset()
+        self._followed: dict[int, frozenset[str]] = {}
         self._last = -1
 
     def __next__(self) -> _Step:
         for index, step in self._steps:
-            outside = step.unit is None or step.unit in self._calls
-            if outside and any(isinstance(s, str) or s in self._followed for s in step.sources if s is not None):
-                self._last = index
+            if step.unit is not None and step.unit not in self._calls:
+                continue
+            names = frozenset[str]().union(*(self._names(source) for source in step.sources))
+            if names:
+                self._last, self.names = index, names
                 return step
         raise StopIteration
 
     def follow(self) -> None:
-        self._followed.add(self._last)
+        self._followed[self._last] = self.names
+
+    def _names(self, source: int | str | None) -> frozenset[str]:
+        """The parameters that a tensor was computed from, if from nothing else."""
+        if source is None:
+            return frozenset()
+        return frozenset((source,)) if isinstance(source, str) else self._followed.get(source, frozenset())

@@ -65,6 +65,25 @@ def test_only_the_smallest_module_around_what_cannot_be_followed_goes_to_vmap(or
     assert in_vmap(engine) == ["opaque"]
 
 
+class OneByOne(nn.Module):
+    """Goes through the samples in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return torch.stack([torch.tanh(sample) * torch.exp(self.gamma) for sample in x])
+
+
+def test_functions_that_change_with_the_number_of_samples_go_to_vmap(oracle, reaching_loss):
+    model, x, y = nn.Sequential(nn.Linear(4, 4), OneByOne()), torch.randn(5, 4), torch.randn(5)
+    engine = PerSampleGradients(model)
+    norms = engine.norms(x, y, reaching_loss)
+    torch.testing.assert_close(norms.double(), oracle(model, x, y, reaching_loss).norms, rtol=1e-5, atol=1e-6)
+    assert in_vmap(engine) == ["1"]
+
+
 class Judging(nn.Module):
     """Uses a parameter for some samples only."""
 
