@@ -108,7 +108,7 @@ class Rule(ABC):
     owns_batch_axis: ClassVar[bool] = False
 
     def unsupported(self, module: nn.Module) -> str | None:
-        """Why this module cannot be handled by this rule (the vmap fallback takes it then), or None."""
+        """Why this module cannot be handled by this rule (its parameters are followed then), or None."""
         return None
 
     @abstractmethod
