@@ -9,7 +9,7 @@ it ends, also by an exception.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
+from sluice.gradients.eager import as_written, forget_removed_hooks
+from sluice.gradients.functional.follower import Follower
+from sluice.gradients.functional.trace import UnitCall
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
-from sluice.gradients.probe import Axes
+from sluice.gradients.probe import Axes, Layout
 from sluice.gradients.rules import Call
 from sluice.gradients.trees import leaves_in
 from sluice.gradients.vmap import VmapRule
@@ -50,6 +53,7 @@ class Recording:
     """What one forward pass left: taps, what was saved for them, and what they contribute to which parameter.
 
     Attributes:
+        checks: raise if the forward pass was not what it was expected to be.
         by_hooks: derivatives arrive by an ordinary ``loss.backward()`` instead of `backward`.
         scale: what these have to be multiplied with: the batch size, where the loss is a mean over the batch.
     """
@@ -59,6 +63,7 @@ class Recording:
     by_hooks: bool = False
     scale: float = 1.0
     contributions: list[Contribution] = field(default_factory=list)
+    checks: list[Callable[[], None]] = field(default_factory=list)
     _taps: list[Tap] = field(default_factory=list)
     _edges: list[GradientEdge] = field(default_factory=list)
     _saved: list[tuple[Tensor, int, str]] = field(default_factory=list)
@@ -100,10 +105,12 @@ class Recording:
     def contribute(self, contribution: Contribution) -> None:
         self.contributions.append(contribution)
 
-    def next_call(self, name: str) -> int:
-        index = self._calls.get(name, 0)
-        self._calls[name] = index + 1
-        return index
+    def call_of(self, name: str) -> UnitCall:
+        """The next call of a unit, or the one under way."""
+        return name, self._calls.get(name, 0)
+
+    def count_call(self, name: str) -> None:
+        self._calls[name] = self._calls.get(name, 0) + 1
 
     @property
     def reached(self) -> bool:
@@ -124,6 +131,9 @@ class Recording:
         Contributions may refer to the recording; keeping them here as well would tie both into a cycle, and a chunk's
         memory would wait for the garbage collector.
         """
+        for check in self.checks:
+            check()
+        self.checks.clear()
         for tensor, version, owner in self._saved:
             if tensor._version != version:
                 raise UnsupportedModuleError(
@@ -149,17 +159,22 @@ class Watch:
 
     Args:
         units: the modules that have parameters to be recorded.
-        axes: what `sluice.gradients.probe.layout` found.
+        names: trainable parameters to their names.
+
+    Attributes:
+        layout: what `sluice.gradients.probe.layout` found for the forward passes that come next.
     """
 
     def __init__(
-        self, units: Mapping[nn.Module, Unit], *, options: GradientOptions, axes: Mapping[tuple[str, int], Axes]
+        self, units: Mapping[nn.Module, Unit], *, names: Mapping[Tensor, str], options: GradientOptions
     ) -> None:
+        self.layout = Layout(axes={}, outputs=(), bytes_per_sample=0)
         self._units = units
+        self._names = names
         self._options = options
-        self._axes = axes
         self._workspace = Workspace()
         self._recording: Recording | None = None
+        self._follower: Follower | None = None
 
     @property
     def has_vmap(self) -> bool:
@@ -180,40 +195,76 @@ class Watch:
         """Start recording; the returned function ends it and puts everything back."""
         if self._recording is not None:
             raise InputError("The model was called inside its own forward pass while gradients are being recorded.")
+        surroundings = ExitStack()
+        surroundings.enter_context(as_written())
+        forget_removed_hooks()
         self._recording = recording
-        handle = register_module_forward_hook(self._after_forward, with_kwargs=True)
+        handles = [register_module_forward_hook(self._after_forward, with_kwargs=True)]
         replaced = [unit for unit in self._units.values() if unit.rule.replaces_forward]
         for unit in replaced:
             unit.module.__dict__["forward"] = partial(self._replacement, unit)
         for parameter in recording.parameters:
             parameter.requires_grad_(False)
-        # The fused inference kernels of torch's transformer layers would go past the modules inside them.
-        fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
+        if self.layout.events:
+            handles.append(register_module_forward_pre_hook(self._before_forward))
+            self._follower = surroundings.enter_context(self._following(recording))
 
         def end() -> None:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
+            surroundings.close()
             for parameter in recording.parameters:
                 parameter.requires_grad_(True)
             for unit in replaced:
                 unit.module.__dict__.pop("forward", None)
-            handle.remove()
-            self._recording = None
+            for handle in handles:
+                handle.remove()
+            self._recording = self._follower = None
 
         return end
+
+    def _following(self, recording: Recording) -> Follower:
+        follower = Follower(
+            recording,
+            names=self._names,
+            events=self.layout.events,
+            options=self._options,
+            workspace=self._workspace,
+        )
+        recording.checks.append(follower.check_complete)
+        return follower
+
+    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        unit = self._units.get(module)
+        if unit is not None and self._follower is not None and torch.is_grad_enabled() and not self._is_followed(unit):
+            self._follower.paused += 1
+
+    def _is_followed(self, unit: Unit) -> bool:
+        """Whether the parameters of a unit are followed through its next, or present, call instead of recorded."""
+        return self._recording is not None and self._recording.call_of(unit.name) in self.layout.followed
 
     def _after_forward(
         self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> Any | None:
         unit = self._units.get(module)
-        if unit is None or unit.rule.replaces_forward or not torch.is_grad_enabled():
+        if unit is None or not torch.is_grad_enabled():
             return None
-        return unit.rule.record(module, self._call(unit, inputs, keywords, output))
+        if self._is_followed(unit):
+            self._advance(unit)
+            return None
+        if not unit.rule.replaces_forward:
+            output = unit.rule.record(module, self._call(unit, inputs, keywords, output))
+        self._advance(unit)
+        if self._follower is not None:
+            self._follower.paused -= 1
+        return output
+
+    def _advance(self, unit: Unit) -> None:
+        if self._recording is not None:
+            self._recording.count_call(unit.name)
 
     def _replacement(self, unit: Unit, *inputs: Any, **keywords: Any) -> Any:
         replacement = unit.module.__dict__.pop("forward")
         try:
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() or self._is_followed(unit):
                 return unit.module.forward(*inputs, **keywords)
             return unit.rule.record(unit.module, self._call(unit, inputs, keywords, None))
         finally:
@@ -223,9 +274,9 @@ class Watch:
         recording = self._recording
         if recording is None:
             raise InputError(f"Module '{unit.name}' ran after its forward pass had been recorded.")
-        number = recording.next_call(unit.name)
+        key = recording.call_of(unit.name)
         tensors = leaves_in(inputs, keywords)
-        axes = self._axes.get((unit.name, number)) or self._axes.get((unit.name, 0), ())
+        axes = self.layout.axes.get(key) or self.layout.axes.get((unit.name, 0), ())
         if not unit.rule.owns_batch_axis:
             self._check(unit, tensors, axes, recording.batch_size)
         return Call(
@@ -237,7 +288,7 @@ class Watch:
             batch_axes=axes,
             options=self._options,
             recording=recording,
-            number=number,
+            number=key[1],
             workspace=self._workspace,
         )
 

@@ -65,7 +65,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """Squared Euclidean norm of each row, all axes but the first taken together, in float64."""
     if rows.shape[0] == 0 or rows.numel() == 0:
         return rows.new_zeros(rows.shape[0], dtype=torch.float64)
-    flat = rows.flatten(1)
+    flat = rows.reshape(rows.shape[0], -1)
     whole = flat.shape[1] // _PART * _PART
     squares: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square_()
     if whole:
@@ -222,7 +222,7 @@ class ExplicitContribution(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         gradients = self._all()
-        flat, weights = gradients.flatten(1), weights.to(gradients.dtype)
+        flat, weights = gradients.reshape(weights.shape[0], -1), weights.to(gradients.dtype)
         if flat.shape[1] <= _FEW:
             # So few numbers can be added up in double precision, all at once.
             return (weights.double() @ flat.double()).to(flat.dtype).view(gradients.shape[1:])

@@ -13,13 +13,13 @@ from sluice._base.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
 from sluice.gradients.chunk import Chunk, empty_accumulator
+from sluice.gradients.eager import accept_compiled
 from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
-from sluice.gradients.probe import Axes
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
-from sluice.gradients.validation import refuse_mixing
+from sluice.gradients.validation import refuse_complex, refuse_mixing
 from sluice.gradients.vmap import VmapRule
 from sluice.mechanism.rounding_error import BLOCK_ROWS, CHUNK_ROWS
 
@@ -57,15 +57,16 @@ class PerSampleGradients:
         self._reduction = loss_reduction
         self._expected_batch_size = expected_batch_size
         refuse_mixing(module)
+        refuse_complex(module)
+        accept_compiled(module)
         self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
         if not self._names:
             raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")
         self._parameters: frozenset[Tensor] = frozenset(self._names)
         self._units = plan(module, options=self.options, fallback=VmapRule())
-        axes: dict[tuple[str, int], Axes] = {}
-        self._watch = Watch(self._units, options=self.options, axes=axes)
+        self._watch = Watch(self._units, names=self._names, options=self.options)
         self._preparation = Preparation(
-            module, units=self._units, axes=axes, watch=self._watch, names=self._names, options=self.options
+            module, units=self._units, watch=self._watch, names=self._names, options=self.options
         )
         self._channels_last = False
         self._is_prepared = False

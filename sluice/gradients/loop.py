@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from sluice._base.errors import InputError
 from sluice.gradients.capture import Recording
 from sluice.gradients.chunk import Chunk
+from sluice.gradients.eager import refuse_compiled_in_place, refuse_compiling
 from sluice.gradients.engine import PerSampleGradients
 from sluice.gradients.probe import Axes
 from sluice.gradients.trees import batch_size, leaves_in, mapped, padded
@@ -59,6 +60,8 @@ class LoopCapture:
 
     def expect(self, rows: int | None) -> None:
         """Announce a piece of this many samples, for one forward and one backward pass; None for no piece."""
+        if rows is not None:
+            refuse_compiled_in_place(self._gradients.module)
         self._expected = rows
         self._recording = None
 
@@ -90,6 +93,7 @@ class LoopCapture:
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
             return None
+        refuse_compiling()
         if self._expected is None:
             raise InputError(
                 "the private module was called in training mode outside a step. To evaluate, call model.eval() and use "

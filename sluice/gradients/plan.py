@@ -23,10 +23,10 @@ class Unit:
     rule: Rule
 
 
-def plan(model: nn.Module, *, options: GradientOptions, fallback: Rule) -> Mapping[nn.Module, Unit]:
-    """Cut the model into units: modules with a rule, and the smallest subtrees around anything else, for the fallback.
+def plan(model: nn.Module, *, options: GradientOptions, fallback: Rule) -> dict[nn.Module, Unit]:
+    """The units of a model: modules with a rule, and those that the user gives to the fallback with all they contain.
 
-    A module that has trainable parameters of its own but no rule goes to the fallback together with all that it contains.
+    Parameters outside units are followed through the forward pass (`sluice.gradients.functional`).
     """
     names = {name for name, _ in model.named_modules()}
     for name in options.strategy:
@@ -37,9 +37,8 @@ def plan(model: nn.Module, *, options: GradientOptions, fallback: Rule) -> Mappi
     def visit(module: nn.Module, name: str) -> None:
         if module in units or not any(parameter.requires_grad for parameter in module.parameters()):
             return
-        rule = None if _needs_vmap(module, options.strategy.get(name, "auto")) else rule_for(module)
-        if rule is None and _has_own_parameters(module, options.strategy.get(name, "auto")):
-            rule = fallback
+        chosen = options.strategy.get(name, "auto") in ("vmap", "loop")
+        rule = fallback if chosen else None if _computes_weights(module) else rule_for(module)
         if rule is not None:
             units[module] = Unit(name=name, module=module, rule=rule)
             return
@@ -51,14 +50,30 @@ def plan(model: nn.Module, *, options: GradientOptions, fallback: Rule) -> Mappi
     return units
 
 
-def _needs_vmap(module: nn.Module, strategy: str) -> bool:
+def _computes_weights(module: nn.Module) -> bool:
     # Parametrized weights and forward pre-hooks (the older weight_norm) compute what the module uses as its weight.
-    return strategy in ("vmap", "loop") or parametrize.is_parametrized(module) or bool(module._forward_pre_hooks)
+    return parametrize.is_parametrized(module) or bool(module._forward_pre_hooks)
 
 
-def _has_own_parameters(module: nn.Module, strategy: str) -> bool:
-    own = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-    return own or strategy in ("vmap", "loop") or parametrize.is_parametrized(module)
+def outside(model: nn.Module, units: Mapping[nn.Module, Unit]) -> frozenset[str]:
+    """The names of the trainable parameters that no unit has."""
+    inside = {parameter for unit in units.values() for parameter in unit.module.parameters()}
+    return frozenset(name for name, p in model.named_parameters() if p.requires_grad and p not in inside)
+
+
+#: Modules that only hold parameters or modules: it is the module around them that uses these.
+_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict, parametrize.ParametrizationList)
+
+
+def enclose(model: nn.Module, units: dict[nn.Module, Unit], parameter: str, *, fallback: Rule) -> None:
+    """Give the smallest module that uses a parameter to the fallback, together with all that it contains."""
+    name = parameter.rpartition(".")[0]
+    while name and isinstance(model.get_submodule(name), _HOLDERS):
+        name = name.rpartition(".")[0]
+    module = model.get_submodule(name)
+    for part in module.modules():
+        units.pop(part, None)
+    units[module] = Unit(name=name, module=module, rule=fallback)
 
 
 def _refuse_scripts(model: nn.Module) -> None:

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.capture import Watch
+from sluice.gradients.functional.trace import NotFollowedError
 from sluice.gradients.interference import refuse_changing_buffers, refuse_interference
 from sluice.gradients.losses import Loss, Total, check_loss
 from sluice.gradients.options import GradientOptions
-from sluice.gradients.plan import Unit
-from sluice.gradients.probe import Axes, Layout, layout, probing_loss, seed, takes_channels_last, undisturbed
+from sluice.gradients.plan import Unit, enclose, outside
+from sluice.gradients.probe import Layout, probing_loss, seed, takes_channels_last, undisturbed
 from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signature
 from sluice.gradients.trees import apply, channels_last, tensors_in
 from sluice.gradients.verification import Subject, verify
+from sluice.gradients.vmap import VmapRule
 
 #: How many shapes of one kind of batch are checked, and how many losses. Variable-length text has a new shape at almost
 #: every batch.
@@ -52,7 +54,8 @@ class Preparation:
     """Finds out where samples are in each layer, and refuses a model that mixes them.
 
     Args:
-        axes: is given the axes of `Layout` before each forward pass; shared with ``watch``.
+        units: what is recorded by a rule; modules whose parameters cannot be followed are added to it.
+        watch: is given the `Layout` before each forward pass.
 
     Guarantee:
         Whether a model or a loss is accepted depends on a batch's structure, types and shapes (but not on its size), on
@@ -63,18 +66,17 @@ class Preparation:
         self,
         module: nn.Module,
         *,
-        units: Mapping[nn.Module, Unit],
-        axes: dict[tuple[str, int], Axes],
+        units: dict[nn.Module, Unit],
         watch: Watch,
         names: Mapping[Tensor, str],
         options: GradientOptions,
     ) -> None:
         self._module = module
         self._units = units
-        self._axes = axes
+        self._watch = watch
         self._options = options
-        self._subject = Subject(model=module, watch=watch, names=names, kept_bytes=options.kept_bytes)
-        self._has_images = any(isinstance(unit, nn.Conv2d) for unit in units)
+        self._subject = Subject(model=module, watch=watch, units=units, names=names, kept_bytes=options.kept_bytes)
+        self._has_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._prepared: dict[Any, Prepared] = {}
         self._checks: Counter[Any] = Counter()
         self._losses: list[tuple[Loss, Any]] = []
@@ -88,7 +90,7 @@ class Preparation:
         if found is None:
             # Remembered only once it has passed, so that a model that was refused is refused again.
             found = self._prepared[key] = self._found_out(x, kind=(modes, form(x)))
-        self._install(found.layout)
+        self._watch.layout = found.layout
         return found
 
     def check_loss(self, prepared: Prepared, y: Any, loss: Loss, *, total: Total, reduction: str) -> None:
@@ -107,12 +109,13 @@ class Preparation:
         if samples is None or case in self._rows:
             return
         self._rows.add(case)
-        self._install(prepared.layout)
         with undisturbed(self._module), torch.enable_grad():
             self._module.eval()
+            self._subject.probe(samples)
             x = samples.rows(*[0] * rows)
             _, chunk = self._subject.recorded(channels_last(x) if prepared.channels_last else x, rows)
             norms = chunk.norms
+        self._watch.layout = prepared.layout
         if not bool((norms == norms[0]).all()):
             warnings.warn(
                 "Kernels of this model round equal samples differently in different rows of a batch, so that a sample can "
@@ -124,20 +127,42 @@ class Preparation:
 
     def _found_out(self, x: Any, *, kind: Any) -> Prepared:
         samples = self._samples(x)
-        places = layout(self._module, self._units, samples)
-        channels_last = self._has_images and takes_channels_last(self._module, samples)
         check = self._options.verify and self._checks[kind] < CHECKS
         if check:
-            self._install(places)
             refuse_changing_buffers(self._module, samples)
-            refuse_interference(self._subject, samples, places.outputs)
-            verify(self._subject, samples)
-            self._checks[kind] += 1
-        return Prepared(layout=places, channels_last=channels_last, checked_on=samples if check else None)
+        places = self._layout(samples, check=check)
+        self._checks[kind] += check
+        return Prepared(
+            layout=places,
+            channels_last=self._has_images and takes_channels_last(self._module, samples),
+            checked_on=samples if check else None,
+        )
 
-    def _install(self, places: Layout) -> None:
-        self._axes.clear()
-        self._axes.update(places.axes)
+    def _layout(self, samples: Samples, *, check: bool) -> Layout:
+        """Where samples and parameters go; modules with parameters that cannot be followed there go to vmap."""
+        planned, first = dict(self._units), None
+        while True:
+            try:
+                return self._checked(samples, check=check)
+            except UnsupportedModuleError as error:
+                first = first or error
+                lost = outside(self._module, self._units)
+                lost = lost & error.parameters if isinstance(error, NotFollowedError) else lost
+                if not lost:
+                    self._units.clear()
+                    self._units.update(planned)
+                    raise error if isinstance(first, NotFollowedError) else first from None
+                for name in lost:
+                    enclose(self._module, self._units, name, fallback=VmapRule())
+
+    def _checked(self, samples: Samples, *, check: bool) -> Layout:
+        places = self._subject.probe(samples)
+        if check:
+            refuse_interference(self._subject, samples, places.outputs)
+        if check or places.events:
+            # What is followed is compared with ordinary backward passes in any case.
+            verify(self._subject, samples)
+        return places
 
     def _samples(self, x: Any) -> Samples:
         if self._options.example is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sluice.gradients.eager import as_written, forget_removed_hooks
+from sluice.gradients.functional.trace import Event, Tracer, UnitCall, events
 from sluice.gradients.plan import Unit
 from sluice.gradients.synthetic import Samples
 from sluice.gradients.trees import apply, channels_last, leaves_in, tensors_in
@@ -25,18 +28,15 @@ Axes = tuple[int | None, ...]
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Whatever happens inside leaves random number generators, buffers and training flags as they were.
 
-    The fused inference kernels of torch's transformer layers are off inside: they go past the modules in them.
+    Modules run as they are written (`as_written`).
     """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     states = random.getstate(), np.random.get_state()  # noqa: NPY002  (models may draw from the global one)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     kept = [(module, module.training, dict(module._buffers)) for module in model.modules()]
-    with torch.random.fork_rng():
-        torch.backends.mha.set_fastpath_enabled(False)
+    with torch.random.fork_rng(), as_written():
         try:
             yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
             for module, training, own in kept:
@@ -67,28 +67,52 @@ class Layout:
         bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps. Integers do
             not count: lists of words are as long as the longest one of the data, which must not decide how chunks are cut.
         largest_bytes: size of the largest of them, for one sample.
+        followed: calls of units that no rule can record, since no argument has the samples on an axis of their own (an
+            embedding of positions, samples folded into another axis): their parameters are followed instead.
+        events: what parameters go through outside units.
     """
 
-    axes: dict[tuple[str, int], Axes]
+    axes: dict[UnitCall, Axes]
     outputs: Axes
     bytes_per_sample: int
-    largest_bytes: int
+    largest_bytes: int = 0
+    followed: frozenset[UnitCall] = frozenset()
+    events: tuple[Event, ...] = ()
 
 
-def layout(model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples) -> Layout:
-    """Find out by running the model, without gradients, on two samples and on three.
+def layout(
+    model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples, *, names: Mapping[Tensor, str]
+) -> Layout:
+    """Find out by running the model on two samples and on three.
 
     The axis whose size goes from two to three holds the samples. Where the size of an axis depends on the batch in
     another way (samples folded into another axis) none is reported.
+
+    Args:
+        names: trainable parameters to their names.
     """
-    two, three = _seen(model, units, samples.few(2)), _seen(model, units, samples.few(3))
+    two, three = (_seen(model, units, samples.few(count), names) for count in (2, 3))
     axes = {
         key: _axes(shapes, three.inputs[key])
         for key, shapes in two.inputs.items()
         if key in three.inputs and len(three.inputs[key]) == len(shapes)
     }
     outputs = _axes(two.outputs, three.outputs) if len(two.outputs) == len(three.outputs) else ()
-    return Layout(axes=axes, outputs=outputs, bytes_per_sample=two.size // 2, largest_bytes=two.largest // 2)
+    finding_axes = {unit.name for unit in units.values() if not unit.rule.owns_batch_axis}
+    followed = frozenset(
+        key
+        for key, shapes in two.inputs.items()
+        if three.inputs.get(key) == shapes
+        or (key[0] in finding_axes and not any(a is not None for a in axes.get(key, ())))
+    )
+    return Layout(
+        axes=axes,
+        outputs=outputs,
+        bytes_per_sample=two.size // 2,
+        largest_bytes=two.largest // 2,
+        followed=followed,
+        events=events(two.tracer, three.tracer, followed=followed),
+    )
 
 
 def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:
@@ -106,34 +130,48 @@ def _axis(two: torch.Size, three: torch.Size) -> int | None:
 class _Seen:
     """Shapes in one forward pass."""
 
-    inputs: dict[tuple[str, int], list[torch.Size]]
+    inputs: dict[UnitCall, list[torch.Size]]
     outputs: list[torch.Size]
+    tracer: Tracer
     size: int = 0
     largest: int = 0
 
 
-def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any) -> _Seen:
-    seen = _Seen(inputs={}, outputs=[])
+def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any, names: Mapping[Tensor, str]) -> _Seen:
+    seen = _Seen(inputs={}, outputs=[], tracer=Tracer(names))
     counts: dict[str, int] = {}
+    under_way: list[UnitCall] = []
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         unit = units.get(module)
-        if unit is not None:
+        if unit is not None and torch.is_grad_enabled():
             number = counts.get(unit.name, 0)
             counts[unit.name] = number + 1
+            under_way.append((unit.name, number))
+            seen.tracer.unit = under_way[0]
+
+    def leave(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        if units.get(module) is not None and torch.is_grad_enabled():
             tensors = leaves_in(inputs, keywords)
-            seen.inputs[unit.name, number] = [tensor.shape for tensor in tensors]
-            numbers = (t for t in (*tensors, *tensors_in(output)) if t.is_floating_point() or t.is_complex())
-            sizes = [t.numel() * t.element_size() for t in numbers]
+            seen.inputs[under_way.pop()] = [tensor.shape for tensor in tensors]
+            seen.tracer.unit = under_way[0] if under_way else None
+            # Attributes only: functions would be taken for the model's.
+            numbers = (t for t in (*tensors, *tensors_in(output)) if t.dtype.is_floating_point or t.dtype.is_complex)
+            sizes = [math.prod(t.shape) * t.dtype.itemsize for t in numbers]
             seen.size += sum(sizes)
             seen.largest = max([seen.largest, *sizes])
 
-    handle = register_module_forward_hook(note, with_kwargs=True)
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, with_kwargs=True),
+    ]
     try:
-        with undisturbed(model), torch.no_grad():
+        with undisturbed(model), torch.enable_grad(), seen.tracer:
             seen.outputs = [tensor.shape for tensor in tensors_in(apply(model, x))]
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+        forget_removed_hooks()
     return seen
 
 

@@ -115,7 +115,7 @@ class Rule(ABC):
         return self
 
     def unsupported(self, module: nn.Module) -> str | None:
-        """Why this module cannot be handled by this rule (the vmap fallback takes it then), or None."""
+        """Why this module cannot be handled by this rule (its parameters are followed then), or None."""
         return None
 
     @abstractmethod
@@ -127,11 +127,32 @@ _RULES: dict[type[nn.Module], Rule] = {}
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
-    """Use the rule for modules of exactly this class. Subclasses may compute something else, so they do not inherit."""
+    """Use the rule for modules of this class, and of subclasses that change nothing but how they are made and shown."""
     _RULES[kind] = rule
 
 
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule of this module, if there is one that supports it as it is configured."""
-    rule = _RULES.get(type(module))
+    rule = None if "forward" in vars(module) else _inherited(type(module))
     return rule.variant(module) if rule is not None and rule.unsupported(module) is None else None
+
+
+#: What a subclass may define without computing anything else.
+_HARMLESS = frozenset(
+    (
+        *("__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters", "__constants__"),
+        *("__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__", "__orig_bases__"),
+        *("__parameters__", "__static_attributes__", "__firstlineno__", "__annotate__", "__abstractmethods__"),
+    )
+)
+
+
+def _inherited(kind: type[nn.Module]) -> Rule | None:
+    """The rule of the nearest base class that has one, if all attributes on the way there are harmless or new."""
+    changed: set[str] = set()
+    for base in kind.__mro__:
+        if base in _RULES:
+            overridden = changed & {*dir(base), "weight", "bias"}
+            return None if overridden - _HARMLESS else _RULES[base]
+        changed.update(vars(base))
+    return None

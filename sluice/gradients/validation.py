@@ -37,3 +37,14 @@ def refuse_mixing(module: nn.Module) -> None:
     found = problems(module)
     if found:
         raise UnsupportedModuleError("\n".join(found))
+
+
+def refuse_complex(module: nn.Module) -> None:
+    """Raise `UnsupportedModuleError` if a trainable parameter is complex."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise UnsupportedModuleError(
+                f"Parameter '{name}' is complex ({parameter.dtype}), which is not allowed: noise and norms are real. Store "
+                "it as torch.view_as_real(parameter), with a last axis of 2, and use torch.view_as_complex(parameter) in "
+                "the forward pass; or freeze it."
+            )

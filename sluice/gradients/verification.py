@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.capture import Watch
 from sluice.gradients.chunk import Chunk
-from sluice.gradients.probe import probing_loss, seed, undisturbed
+from sluice.gradients.functional.trace import NotFollowedError
+from sluice.gradients.plan import Unit
+from sluice.gradients.probe import Layout, layout, probing_loss, seed, undisturbed
 from sluice.gradients.synthetic import Samples
 from sluice.gradients.trees import apply, take, tensors_in
 
@@ -35,8 +37,14 @@ class Subject:
 
     model: nn.Module
     watch: Watch
+    units: Mapping[nn.Module, Unit]
     names: Mapping[Tensor, str]
     kept_bytes: int
+
+    def probe(self, samples: Samples) -> Layout:
+        """Find out what the model does with samples in its present mode, for the forward passes that come next."""
+        self.watch.layout = layout(self.model, self.units, samples, names=self.names)
+        return self.watch.layout
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +78,15 @@ class Subject:
         value = probing_loss(list(tensors_in(apply(self.model, x))))
         if not value.requires_grad:
             return {name: torch.zeros_like(p, dtype=torch.float64) for p, name in self.names.items()}
-        gradients = torch.autograd.grad(value, list(self.names), allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(value, list(self.names), allow_unused=True)
+        except RuntimeError as error:
+            mode = "training" if self.model.training else "evaluation"
+            raise UnsupportedModuleError(
+                f"The model cannot be checked: an ordinary backward pass on made-up samples, in {mode} mode, raises "
+                f"{str(error)[:200]!r}. Something computed from parameters may be kept from one forward pass to the next: "
+                "compute it in each."
+            ) from error
         return {
             name: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
             for (p, name), g in zip(self.names.items(), gradients, strict=True)
@@ -89,11 +105,13 @@ def verify(subject: Subject, samples: Samples) -> None:
     training = any(module.training for module in model.modules())
     with undisturbed(model), torch.enable_grad():
         model.eval()
+        subject.probe(samples)
         _compare(subject, pair)
     if training:
         with undisturbed(model), torch.enable_grad():
             for module in model.modules():
                 module.training = module.training and type(module) not in _ONLY_DROPOUT
+            subject.probe(samples)
             _compare(subject, pair)
 
 
@@ -149,8 +167,9 @@ def _refuse_difference(name: str | None) -> None:
     if name is None:
         return
     owner = name.rpartition(".")[0].rpartition(".")[0]
-    raise UnsupportedModuleError(
-        f"The gradient of parameter '{name}' cannot be recorded: it is used without calling the module it belongs to, or "
-        "that module's forward is not what its class says. Call the module instead of using its parameter, or set "
-        f"GradientOptions(strategy={{{owner!r}: 'vmap'}}) for the module that uses it."
+    raise NotFollowedError(
+        {name},
+        "it is used without calling the module it belongs to, in a way that cannot be followed, or that module's forward is "
+        "not what its class says. Call the module instead of using its parameter, or set "
+        f"GradientOptions(strategy={{{owner!r}: 'vmap'}}) for the module that uses it.",
     )

@@ -76,6 +76,11 @@ def _joined(value: Any, call: Call) -> Any:
     if not isinstance(value, Tensor) or value.dim() < 2:
         return value
     axis = min(call.batch_axis, value.dim() - 2)
+    if value.shape[axis + 1] != 1:
+        raise UnsupportedModuleError(
+            f"Module '{call.name}' returns a tensor of shape {tuple(value.shape[1:])} for one sample, of which axis {axis} "
+            "does not hold the sample (a parameter, say). Return tensors with the samples on that axis only."
+        )
     return value.movedim(0, axis).flatten(axis, axis + 1)
 
 

@@ -74,9 +74,9 @@ class TrainingContext:
             (`sluice.mechanism.rounding_error`).
         """
         order = self.noise.random_order(indices)
-        if len(order) and not self.gradients.is_prepared:
-            # How many rows chunks have depends on the shape of a record.
-            self.gradients.prepare(next(self.pairs(order[:1]))[0])
+        if not self.gradients.is_prepared:
+            # How many rows chunks have depends on the shape of a record; any record, so that an empty batch shows nowhere.
+            self.gradients.prepare(next(self.pairs(torch.zeros(1, dtype=torch.int64)))[0])
         for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
             x, y = split_pair(piece)
             yield from self.gradients.chunks(x, y, loss, samples=samples)

@@ -56,7 +56,7 @@ def truth(model: nn.Module, x: Any, y: Tensor, loss: Loss) -> Truth:
         name: torch.stack(rows[name]) if rows[name] else torch.zeros(0, *p.shape, dtype=torch.float64)
         for name, p in trainable.items()
     }
-    squares = [g.flatten(1).square().sum(1) for g in stacked.values()]
+    squares = [g.reshape(g.shape[0], -1).square().sum(1) for g in stacked.values() if g.shape[0]]
     norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(y.shape[0], dtype=torch.float64)
     return Truth(norms=norms, gradients=stacked)
 
@@ -89,7 +89,12 @@ def _assert_matches(
     wanted = expected.weighted_sum(weights)
     assert set(sums) == set(wanted)
     # Sums may cancel; what rounding can do is relative to the gradients that are added up.
-    size = max([float(sum(g.flatten(1).norm(dim=1).max() for g in expected.gradients.values() if g.shape[0])), 1e-12])
+    size = max(
+        [
+            float(sum(g.reshape(g.shape[0], -1).norm(dim=1).max() for g in expected.gradients.values() if g.shape[0])),
+            1e-12,
+        ]
+    )
     for name, value in wanted.items():
         error = (sums[name].double() - value).norm().item()
         allowed = tolerance * max(value.norm().item(), 0.1 * size)

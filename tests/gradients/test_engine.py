@@ -54,13 +54,27 @@ class Unused(nn.Module):
         return self.used(x)
 
 
+class Hidden(torch.autograd.Function):
+    """A product that torch functions do not see."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
 class BehindTheBack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
 
     def forward(self, x):
-        return functional.linear(torch.tanh(self.layer(x)), self.layer.weight)
+        return Hidden.apply(torch.tanh(self.layer(x)), self.layer.weight)
 
 
 class Folded(nn.Module):
@@ -69,7 +83,7 @@ class Folded(nn.Module):
         self.layer = nn.Linear(3, 2)
 
     def forward(self, x):
-        return self.layer(x.flatten(0, 1)).view(x.shape[0], -1)
+        return self.layer(x.transpose(0, 1).flatten(0, 1)).view(x.shape[1], x.shape[0], -1).transpose(0, 1)
 
 
 class SequenceFirst(nn.Module):
@@ -302,7 +316,7 @@ def test_random_numbers_and_buffers_are_not_disturbed_by_the_checks():
     ("model", "x", "message"),
     [
         (BehindTheBack(), torch.randn(4, 3), "'layer.weight' cannot be recorded"),
-        (Folded(), torch.randn(4, 5, 3), "'layer' got inputs of shape"),
+        (Folded(), torch.randn(4, 5, 3), "differ from those of a batch of one|gradient changes when the other samples"),
         (ChangesInput(), torch.randn(4, 3), "'layer' was changed in place"),
         (nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=0)), torch.randn(4, 3), "'1' gives another output"),
     ],
