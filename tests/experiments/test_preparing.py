@@ -121,7 +121,12 @@ def test_imdb_as_bags_of_words(monkeypatch):
 
     if not os.environ.get("SLUICE_DATA"):
         pytest.skip("SLUICE_DATA is not set: no imdb here")
-    splits = prepare(settings_from({"dataset": "imdb"}))
-    inputs, _ = splits.train.batch(range(3))
-    assert inputs.shape == (3, 10_000)
+    lists, rows = (
+        prepare(settings_from({"dataset": "imdb", **more})).train
+        for more in ({}, {"features": "bag-of-words", "model": "linear"})
+    )
+    assert lists.input_shape == rows.input_shape == (10_000,)
+    inputs, _ = rows.batch(range(3))
     assert torch.allclose(inputs.norm(dim=1), torch.ones(3))
+    for columns, row in zip(lists.batch(range(3))[0], inputs, strict=True):
+        assert columns[columns >= 0].tolist() == row.nonzero().flatten().tolist()
