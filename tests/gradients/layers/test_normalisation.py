@@ -121,3 +121,16 @@ def test_scale_that_is_zero(matches, reaching_loss):
     with torch.no_grad():
         norm.weight.zero_()
     matches(nn.Sequential(nn.Linear(5, 5), norm), torch.randn(7, 4, 5), torch.randn(7), reaching_loss)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 9])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_layers_below_a_group_norm_agree_with_the_oracle(matches, reaching_loss, rank, groups):
+    """Images are stored channels last, signals channels first; either way the norm's input has a derivative."""
+    convolution = {1: nn.Conv1d, 2: nn.Conv2d}[rank]
+    net = nn.Sequential(
+        convolution(3, 9, 3), nn.GroupNorm(groups, 9), nn.Tanh(), nn.Flatten(), nn.Linear(9 * 6**rank, 2)
+    )
+    with torch.no_grad():
+        net[1].weight.copy_(torch.randn(9))
+    matches(net, torch.randn(7, 3, *[8] * rank), torch.randn(7), reaching_loss)
