@@ -167,7 +167,11 @@ class PerSampleGradients:
             most=BLOCK_ROWS if self._sums_in_blocks else CHUNK_ROWS,
         )
         if self._expected_batch_size is not None:
-            self._chunk_size = costs.fixed_rows(self._expected_batch_size, most=self._chunk_size)
+            self._chunk_size = costs.fixed_rows(
+                self._expected_batch_size,
+                most=self._chunk_size,
+                overhead=costs.overhead_rows(prepared.layout.bytes_per_sample),
+            )
             self._preparation.check_rows(prepared, rows or self._chunk_size)
         return prepared
 

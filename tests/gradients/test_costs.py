@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import math
+
 import pytest
+from scipy.stats import poisson
 
 from sluice.gradients import costs
 from sluice.gradients.layers.correlation import Geometry
@@ -59,3 +62,21 @@ def test_chunks_are_cut_evenly(samples, rows):
 @pytest.mark.parametrize(("largest", "expected"), [(1, 64), (500_000, 64), (1_024_000, 32), (10**9, 16)])
 def test_chunks_have_no_tensor_that_allocators_give_back(largest, expected):
     assert costs.chunk_size(3_000_000, sequential=False, largest_bytes=largest) == expected
+
+
+@pytest.mark.parametrize(("expected", "overhead"), [(3, 1.0), (64, 1.5), (64, 40.0), (256, 1.5), (1000.5, 8.0)])
+def test_fixed_chunks_cost_least(expected, overhead):
+    """Against Poisson batches, enumerated."""
+
+    def cost(rows: int) -> float:
+        sizes = range(int(expected + 12 * expected**0.5) + 20)
+        return sum(poisson.pmf(n, expected) * max(1, -(-n // rows)) * (rows + overhead) for n in sizes)
+
+    chosen = costs.fixed_rows(expected, most=256, overhead=overhead)
+    assert cost(chosen) <= 1.03 * min(cost(rows) for rows in range(8, 257, 8))
+
+
+def test_fixed_chunks_know_their_bounds():
+    assert costs.fixed_rows(math.inf, most=64) == 64
+    assert costs.fixed_rows(1e7, most=100) == 100
+    assert costs.fixed_rows(500, most=5) == 5

