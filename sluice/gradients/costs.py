@@ -130,4 +130,5 @@ def fixed_rows(expected_batch_size: float, *, most: int, overhead: float = 32.0)
         chunks = certain + sum(exceeds(k * rows) for k in range(certain, last))
         return chunks * (rows + overhead)
 
-    return min([*range(8, most, 8), most], key=cost)
+    candidates: list[int] = [*range(8, most, 8), most]
+    return min(candidates, key=cost)
