@@ -104,9 +104,9 @@ def classical_renyi(event: dpa.DpEvent) -> np.ndarray:
 def _classical_renyi(event: dpa.DpEvent) -> np.ndarray:
     accountant = dp_accounting.rdp.RdpAccountant(list(CLASSICAL_ORDERS))
     try:
-        with _without_warnings():
+        with _without_warnings(), np.errstate(over="raise"):
             accountant.compose(event)
-    except (ZeroDivisionError, OverflowError):  # hardly any noise: its square is zero to the computer
+    except ArithmeticError:  # hardly any noise: its square is zero to the computer, or its inverse infinite
         return np.full(len(CLASSICAL_ORDERS), np.inf)
     renyi: np.ndarray = accountant.rdp
     return renyi

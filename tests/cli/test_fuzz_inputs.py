@@ -364,6 +364,12 @@ test_epsilon, test_epsilon_many = both(
 )
 
 
+def test_hardly_any_noise_has_no_warning():
+    counts = ["--dataset-size", "1000", "--batch-size", "10", "--releases", "1", "--delta", "1e-5"]
+    gate = ["--beta", "3", "--clip-range", "2", "--gate-noise", "2", "--reference-noise", "10"]
+    check_epsilon([*counts, *gate, "--noise-multiplier", "1e-320"])
+
+
 def check_plan(arguments: list[str]) -> None:
     run_command(["plan", *arguments, "--json"])
 

@@ -294,3 +294,9 @@ def test_whatever_is_saved_comes_back(x: np.ndarray, seed: int, tmp_path_factory
     inputs, labels = load(path, test_fraction=0).train.batch(range(len(x)))
     np.testing.assert_array_equal(inputs.numpy(), x.astype(np.float32))
     np.testing.assert_array_equal(labels.numpy(), y)
+
+
+def test_labels_in_half_precision_are_read(tmp_path: Path) -> None:
+    """The largest number of classes is beyond what half precision can hold."""
+    path = save(tmp_path, "npz", x=X, y=Y.astype(np.float16))
+    assert load(path).classes == ("0", "1", "2")
