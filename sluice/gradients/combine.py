@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sluice.gradients import tied
-from sluice.gradients.contributions import Contribution, squared_norms, zero_rows
+from sluice.gradients.contributions import Contribution, squared_norms, sum_of_blocks, zero_rows
 from sluice.gradients.positions import LinearContribution
 
 #: Gradients that are not kept are formed for as many samples as fit into this, so that they are still in the
@@ -74,7 +74,8 @@ class SumContribution(Contribution):
 
     def add_weighted_sum(self, weights: Tensor, *, into: Tensor) -> None:
         if self._gradients is not None:
-            into += (weights.to(self._gradients.dtype) @ self._gradients.flatten(1)).view(into.shape)
+            flat, weights = self._gradients.flatten(1), weights.to(self._gradients.dtype)
+            into += sum_of_blocks(len(flat), lambda rows: weights[rows] @ flat[rows]).view(into.shape)
             return
         for part in self._parts:
             part.add_weighted_sum(weights, into=into if part.rows is None else into[part.rows])

@@ -8,6 +8,9 @@ from torch import nn
 
 from sluice._base.errors import InputError
 from sluice.gradients import PerSampleGradients
+from sluice.gradients.combine import SumContribution
+from sluice.gradients.contributions import Contribution, ExplicitContribution, Tap, blocks
+from sluice.mechanism.rounding_error import CHUNK_ROWS
 
 
 class Model(nn.Module):
@@ -114,3 +117,21 @@ def test_other_weights_are_refused(weights, message):
     (chunk,) = engine.chunks(torch.randn(4, 6), torch.randn(4), loss)
     with pytest.raises(InputError, match=message):
         chunk.add_weighted_sum(weights, into=engine.zeros())
+
+
+def test_sums_of_a_layer_called_twice_are_made_of_small_parts():
+    """What noise pays for is the rounding of sums over 256 samples, however many a chunk has."""
+    weight, samples = torch.zeros(7, 5), 600
+    gradients = [torch.randn(samples, 7, 5) for _ in range(2)]
+    parts: list[Contribution] = []
+    for each in gradients:
+        tap = Tap(each.shape, each.dtype, each.device)
+        tap.bind(each)
+        parts.append(ExplicitContribution(weight, tap, lambda gradient: gradient))
+    both = SumContribution(parts, batch_size=samples, kept_bytes=1 << 30)
+    both.norms_squared(keep=True)
+    weights, flat = torch.rand(samples), (gradients[0] + gradients[1]).flatten(1)
+    cuts = blocks(samples)
+    assert all(rows.stop - rows.start <= CHUNK_ROWS for rows in cuts)
+    expected = sum((weights[rows] @ flat[rows] for rows in cuts[1:]), start=weights[cuts[0]] @ flat[cuts[0]])
+    assert torch.equal(both.weighted_sum(weights).flatten(), expected)
