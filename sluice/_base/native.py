@@ -57,6 +57,13 @@ def built_library(
     return None
 
 
+def required(library: ctypes.CDLL | None) -> ctypes.CDLL:
+    """The library, for a caller who knows that there is one."""
+    if library is None:
+        raise AssertionError("compiled kernels were called where there are none")
+    return library
+
+
 def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> Path:
     """The library's file. Its name tells the sources, the flags, and the compiler and processor they were used with."""
     # All macros that the compiler defines: its version, and what it takes the processor to be able to do.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from sluice._base.native import built_library
+from sluice._base.native import built_library, required
 
 _FOLDER = Path(__file__).parent
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
@@ -31,10 +31,7 @@ def library() -> ctypes.CDLL | None:
 
 def loaded_library() -> ctypes.CDLL:
     """The kernels, for a caller who knows that there are some."""
-    found = library()
-    if found is None:
-        raise AssertionError("compiled kernels were called where there are none")
-    return found
+    return required(library())
 
 
 def _declare(loaded: ctypes.CDLL) -> None:

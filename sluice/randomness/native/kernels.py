@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice._base.native import built_library
+from sluice._base.native import built_library, required
 from sluice.randomness.keystream import LONGEST, Keystream
 
 # As in `sluice.randomness.rounded_normal`, for this kernel's own logarithm, sine and cosine (docs/noise.md derives it).
@@ -90,7 +90,7 @@ def available(entries: int) -> bool:
 
 def all_finite(vector: Vector) -> bool:
     """Whether no entry is NaN or infinite."""
-    return bool(_loaded().all_finite(vector))
+    return bool(required(library()).all_finite(vector))
 
 
 def add_rounded_normals(vector: Vector, *, scale: float, step: float, stream: Keystream) -> list[OpenPair]:
@@ -98,7 +98,7 @@ def add_rounded_normals(vector: Vector, *, scale: float, step: float, stream: Ke
 
     The entries of open pairs are rounded to the grid and have no noise yet.
     """
-    return _add_rounded_normals(_loaded(), vector, scale=scale, step=step, stream=stream)
+    return _add_rounded_normals(required(library()), vector, scale=scale, step=step, stream=stream)
 
 
 def _add_rounded_normals(
@@ -128,13 +128,6 @@ def _add_rounded_normals(
     if listed > len(found):
         raise AssertionError(f"{listed} of {pairs} pairs of normals are not settled, which cannot be")
     return sorted(map(tuple, found[:listed].tolist()))
-
-
-def _loaded() -> ctypes.CDLL:
-    found = library()
-    if found is None:
-        raise AssertionError("compiled kernels were called where there are none")
-    return found
 
 
 def _declare(loaded: ctypes.CDLL) -> None:
