@@ -42,6 +42,12 @@ class _Operation:
     config: Path | None = field(
         default=None, metadata=_shown(RUN, "TOML or JSON file with settings; options win over it.")
     )
+    recipe: str | None = field(
+        default=None,
+        metadata=_shown(
+            RUN, "Which defaults: best, or paper for the nets and settings of the paper; the best known if not given."
+        ),
+    )
     run: str | None = field(
         default=None,
         metadata=_shown(RUN, "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given."),
@@ -89,10 +95,11 @@ def train(**given: Any) -> None:
     _set_threads(operation.threads)
     screen = Screen(show_private=operation.show_private, quiet=operation.as_json)
     if operation.resume is None:
-        settings, path = _new_run(overrides, operation.config, operation.run)
+        settings, path = _new_run(overrides, operation)
         mechanism, result = None, None
     else:
-        _refuse_settings([*overrides, *(name for name in ("config", "run") if getattr(operation, name) is not None)])
+        given_too = [name for name in ("config", "recipe", "run") if getattr(operation, name) is not None]
+        _refuse_settings([*overrides, *given_too])
         path = _existing(operation.resume)
         recorded = recorded_run(path)
         settings, mechanism, result = recorded.settings, recorded.mechanism, recorded.result
@@ -170,12 +177,12 @@ def _set_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def _new_run(overrides: dict[str, Any], config: Path | None, run: str | None) -> tuple[TrainSettings, Path]:
+def _new_run(overrides: dict[str, Any], operation: _Operation) -> tuple[TrainSettings, Path]:
     from sluice._base.errors import InputError
     from sluice.runs.folder import may_begin
 
-    settings = settings_from(overrides, file=config)
-    path = _new_path(run, settings)
+    settings = settings_from(overrides, file=operation.config, recipe=operation.recipe)
+    path = _new_path(operation.run, settings)
     if not may_begin(path):
         raise InputError(f"run={str(path)!r} exists: choose another name, or resume it: sluice train --resume {path}")
     return settings, path

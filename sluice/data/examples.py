@@ -130,10 +130,14 @@ class TensorExamples(Examples):
         return values
 
     def subset(self, indices: Indices) -> Self:
+        chosen = self._chosen(indices)
+        return type(self)(chosen.inputs, chosen.labels, self.transform, digests=chosen._digests)
+
+    def _chosen(self, indices: Indices) -> TensorExamples:
         positions = self.positions(indices)
         inputs, labels = self.inputs.index_select(0, positions), self.labels.index_select(0, positions)
         digests = None if self._digests is None else [self._digests[position] for position in positions.tolist()]
-        return type(self)(inputs, labels, self.transform, digests=digests)
+        return TensorExamples(inputs, labels, self.transform, digests=digests)
 
     def to(self, device: torch.device | str) -> Self:
         """The same records on another device, still in their compact type."""

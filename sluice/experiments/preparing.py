@@ -14,8 +14,9 @@ from sluice.data import names as data_set_names
 from sluice.data.text import BagExamples
 from sluice.data.transforms import unscaled
 from sluice.experiments.settings import TrainSettings
-from sluice.features import GroupNormalisation, Scattering, scattering_features
+from sluice.features import GroupNormalisation, RowFeatures, Scattering, scattering_features
 from sluice.features.cache import PRODUCTS_ONLY, TRANSFORM_VERSION
+from sluice.features.examples import RowExamples
 
 TEXT_DATA_SETS = ("imdb",)
 BAG_OF_WORDS = "bag-of-words"
@@ -64,18 +65,42 @@ def prepare(
             )
         bags = load(settings.dataset, data_dir=data_dir, text_as="bag-of-words", classes=settings.classes)
         return _listed(bags) if settings.model == BAG_OF_WORDS else bags
-    if settings.features == "scattering" and settings.dataset in TEXT_DATA_SETS:
+    if settings.features != "plain" and settings.dataset in TEXT_DATA_SETS:
         raise _no_images(settings)
     splits = load(settings.dataset, data_dir=data_dir, classes=settings.classes)
     if settings.features == "plain":
         return splits
     if splits.kind != "image":
         raise _no_images(settings)
+    if settings.has_rows:
+        return _with_rows(splits, settings.features, show_progress)
     return replace(
         splits,
         train=_scattered(splits.train, features_version, show_progress),
         test=_scattered(splits.test, features_version, show_progress),
     )
+
+
+def _with_rows(splits: DataSplits, expression: str, show_progress: bool) -> DataSplits:
+    channels, height, width = splits.train.input_shape
+    features = RowFeatures.of(expression, (channels, height, width), show_progress=show_progress)
+    train, test = (
+        RowExamples(
+            features.of_images(_images(part), show_progress=show_progress),
+            part.labels,
+            features,
+            digests=part.digests(),
+        )
+        for part in (splits.train, splits.test)
+    )
+    return replace(splits, train=train, test=test)
+
+
+def _images(examples: Examples) -> Tensor:
+    """All images as they were stored, bytes if they were bytes."""
+    if isinstance(examples, TensorExamples) and examples.inputs.dtype == torch.uint8:
+        return examples.inputs
+    return examples.batch(torch.arange(len(examples)))[0]
 
 
 def _listed(splits: DataSplits) -> DataSplits:
@@ -87,8 +112,8 @@ def _listed(splits: DataSplits) -> DataSplits:
 def _no_images(settings: TrainSettings) -> InputError:
     images = ", ".join(name for name in data_set_names() if name not in TEXT_DATA_SETS)
     return InputError(
-        f"features='scattering' is not allowed for dataset={settings.dataset!r}: it is for images ({images}, or your "
-        "own). Use 'plain', or 'bag-of-words' for imdb."
+        f"features={settings.features!r} is not allowed for dataset={settings.dataset!r}: it is for images ({images}, or "
+        "your own). Use 'plain', or 'bag-of-words' for imdb."
     )
 
 

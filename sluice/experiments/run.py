@@ -20,8 +20,11 @@ from sluice._base.interrupts import DelayedInterrupt
 from sluice.data import DataSplits, Examples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
+from sluice.experiments.mean_release import MEAN, released_mean
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.experiments.update_rule import make_optimizer
+from sluice.features import RowFeatures
+from sluice.features.examples import RowExamples
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of, planned_mechanism
 from sluice.models import create_model
@@ -29,7 +32,7 @@ from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
 from sluice.runs.privacy_spent import mechanism_of, spending
-from sluice.runs.public_files import Evaluation, PublicFiles, is_published, read_evaluations
+from sluice.runs.public_files import Evaluation, PublicFiles, is_published, publish, read_evaluations
 from sluice.runs.trace import TraceFile, TraceRow
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
@@ -37,6 +40,9 @@ from sluice.training.selective_release import GaveUpError
 
 _HOLD_OUT_SEED = 0
 _HELD_OUT = "held-out.json"
+
+FEATURES = "features.safetensors"
+"""The public constants of features, so that what is published is a whole model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +119,8 @@ class Training:
             self._train, self._held_out = hold_out(splits.train, settings.hold_out, seed=_HOLD_OUT_SEED)
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
-        self._test = splits.test
+        self._test: Examples = splits.test
+        self._features: RowFeatures | None = None
         self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
         with _seeded(settings.seed):
             self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
@@ -165,6 +172,7 @@ class Training:
     def _go_back(self, folder: RunFolder, ledger: Ledger) -> None:
         """Continue from the newest state that was kept."""
         repeats = self.settings.seed is not None
+        self._present_rows(folder, ledger)
         self._set_up(lambda number: log_release(number))
         note = self.engine.load(
             folder.checkpoints, config_hash=folder.config_hash, spent=0 if repeats else ledger.spent
@@ -174,6 +182,27 @@ class Training:
         lost = 0 if repeats else ledger.spent - self.engine.released
         if lost:
             self._notes.append(f"Releases lost when the run was interrupted, which stay charged: {lost}.")
+
+    def _present_rows(self, folder: RunFolder, ledger: Ledger) -> None:
+        """Show the model rows of features less their mean, which is released first, once for the whole run."""
+        train = self._train
+        if not isinstance(train, RowExamples):
+            return
+        centre = None
+        if self.settings.mean_noise is not None:
+            centre = released_mean(
+                train.inputs,
+                noise_multiplier=self.settings.mean_noise,
+                seed=self.settings.seed,
+                folder=folder,
+                ledger=ledger,
+            )
+        self._train = train.presented(centre)
+        if isinstance(self._test, RowExamples):
+            self._test = self._test.presented(centre)
+        if isinstance(self._held_out, RowExamples):
+            self._held_out = self._held_out.presented(centre)
+        self._features = train.features
 
     def _begin(self, folder: RunFolder) -> TrainResult:
         header = LedgerHeader(
@@ -188,6 +217,7 @@ class Training:
             return self._from_the_start(folder, ledger)
 
     def _from_the_start(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
+        self._present_rows(folder, ledger)
         self._set_up(ledger.append_release)
         return self._run(folder, ledger)
 
@@ -247,6 +277,9 @@ class Training:
         keeper.finish()
         self._evaluate(publication)
         self._keep_held_out_accuracy(folder)
+        if self._features is not None:
+            content = encode_weights(self._features.tensors(), self._features.metadata())
+            publish(folder, FEATURES, content, ledger)
         with self._published_model() as model:
             publication.publish_model(_encoded(model), ledger)
         publication.publish_certificate()
@@ -332,7 +365,10 @@ def recorded_run(path: Path) -> RecordedRun:
 
 def _require_untouched(folder: RunFolder) -> None:
     """Refuse a run without a ledger unless nothing can have been released in it."""
-    later = (folder.checkpoints, folder.trace_path, folder.accuracy_path, folder.weights_path, folder.certificate_path)
+    later = (
+        *(folder.checkpoints, folder.trace_path, folder.accuracy_path, folder.weights_path, folder.certificate_path),
+        *(folder.private / MEAN, folder.public / MEAN),
+    )
     if any(path.exists() for path in later):
         raise DataError(
             f"{folder.ledger_path} is missing though the run had begun, so what it spent is unknown: restore it from a "

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from sluice._base import codec, validate
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import parse_json
+from sluice.features.catalog import blocks_of, has_rows
 from sluice.models import activation_of, model_names
 
 if TYPE_CHECKING:
     from sluice.methods import Method
+
+RECIPE_KINDS = ("best", "paper")
 
 DATA, BUDGET, OPTIMISATION, GATE, RUN = "Data and model", "Budget", "Optimisation", "Scaling and gate", "Run"
 """The groups that settings are shown in."""
@@ -46,14 +49,22 @@ class TrainSettings:
         **codec.ADDED_IF_GIVEN,
     )
     method: str = _setting("dpsr-cg", BUDGET, "dpsr-cg (selective release), dpsgd, ...: see sluice methods.")
-    features: str = _setting("plain", DATA, "What the model sees", choices=("plain", "scattering", "bag-of-words"))
+    features: str = _setting(
+        "plain", DATA, "What the model sees, such as scattering, or blocks joined by +: see sluice features list."
+    )
     model: str = _setting("linear", DATA, f"One of {', '.join(model_names())}.")
     activation: str | None = _setting(None, DATA, "tanh, relu, tempered-sigmoid[:s,T,o]; for nets.")
     epsilon: float = _setting(3.0, BUDGET, "Budget that noise is calibrated to.")
     delta: float = _setting(1e-5, BUDGET, "Probability with which epsilon may fail.")
     noise_multiplier: float | None = _setting(None, BUDGET, "Noise, if not calibrated: epsilon is what results.")
     releases: int = _setting(200, BUDGET, "Updates to release.")
-    batch_size: int = _setting(256, BUDGET, "Expected size of a Poisson batch.")
+    batch_size: int = _setting(256, BUDGET, "Expected size of a Poisson batch; 0: all records, each time.")
+    mean_noise: float | None = _setting(
+        None,
+        BUDGET,
+        "Release the mean of the rows of features with this noise multiplier before training, and subtract it.",
+        **codec.ADDED_IF_GIVEN,
+    )
     optimizer: str = _setting("sgd", OPTIMISATION, "What applies releases", choices=("sgd", "adam", "adamw"))
     lr: float = _setting(0.5, OPTIMISATION, "Learning rate.")
     momentum: float = _setting(0.9, OPTIMISATION, "Of sgd.")
@@ -118,8 +129,10 @@ class TrainSettings:
         )
         validate.finite(beta=self.beta)
         validate.open_fraction(delta=self.delta)
-        validate.positive_integer(releases=self.releases, batch_size=self.batch_size)
-        for name in ("noise_multiplier", "gate_noise"):
+        validate.positive_integer(releases=self.releases)
+        self._require_batches()
+        blocks_of(self.features)
+        for name in ("noise_multiplier", "gate_noise", "mean_noise"):
             if getattr(self, name) is not None:
                 validate.positive(**{name: getattr(self, name)})
         if self.reference_noise is not None:
@@ -145,6 +158,18 @@ class TrainSettings:
                 "be calibrated to an epsilon."
             )
         object.__setattr__(self, "options", asdict(self.own_options))
+
+    def _require_batches(self) -> None:
+        if self.batch_size == 0 and method_of(self.method).is_selective:
+            return
+        if self.batch_size < 1:
+            whole = "" if self.batch_size else ": whole data sets are for methods that sample each record alike"
+            raise InputError(f"batch_size={self.batch_size} is not allowed for method={self.method!r}{whole}.")
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the model sees rows of norm 1."""
+        return has_rows(self.features)
 
     @property
     def own_options(self) -> Any:
@@ -195,6 +220,7 @@ _FEATURES_OF_MODEL = {
     "bag-of-words": "bag-of-words",
 }
 _MODEL_OF_FEATURES = {
+    ("imdb", "bag-of-words"): "bag-of-words",
     ("imdb", "plain"): "embedding",
     ("mnist", "plain"): "pixel-cnn",
     ("fashion-mnist", "plain"): "pixel-cnn",
@@ -219,19 +245,41 @@ def method_of(name: str) -> Method:
     return methods.method_of(name)
 
 
-def default_settings(dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0) -> TrainSettings:
+def default_settings(
+    dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0, recipe: str | None = None
+) -> TrainSettings:
     """What a method trains a data set with unless told otherwise; the user's own data gets small settings."""
-    return TrainSettings(**_defaults(dataset, method, epsilon))
+    return TrainSettings(**_defaults(dataset, method, epsilon, recipe))
 
 
-def _defaults(dataset: str, method: str, epsilon: float, account: Any = None) -> dict[str, Any]:
+def _defaults(dataset: str, method: str, epsilon: float, recipe: str | None, account: Any = None) -> dict[str, Any]:
     chosen = method_of(method)
     defaults = chosen.claimed_defaults if account == "claimed" and chosen.claimed_defaults else chosen.defaults
-    return {**defaults(dataset, epsilon), "dataset": dataset, "method": method, "epsilon": epsilon}
+    found: Mapping[str, Any] | None = None
+    if recipe is not None:
+        validate.one_of(RECIPE_KINDS, recipe=recipe)
+    if recipe != "paper":
+        found = chosen.best(dataset, epsilon)
+        if recipe == "best" and found is None:
+            raise InputError(
+                f"recipe='best' is not allowed for method={method!r} on dataset={dataset!r}: none is known but the paper's."
+            )
+    return {**(found or defaults(dataset, epsilon)), "dataset": dataset, "method": method, "epsilon": epsilon}
 
 
-def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> TrainSettings:
+def _model_for(dataset: str, features: str) -> str | None:
+    """The model that features are made for, where there is one."""
+    return "softmax" if has_rows(features) else _MODEL_OF_FEATURES.get((dataset, features))
+
+
+def settings_from(
+    overrides: Mapping[str, Any], *, file: Path | None = None, recipe: str | None = None
+) -> TrainSettings:
     """The data set's defaults, under the configuration file, under the overrides.
+
+    Args:
+        recipe: which defaults: "best", the best that are known for method and data set, or "paper", the nets and settings that
+            the method was published with; the best that there are if not given.
 
     Unknown keys are refused, and so are overrides that would have no effect. A model brings the features that it is
     made for, and features the model, unless both are given.
@@ -244,11 +292,11 @@ def settings_from(overrides: Mapping[str, Any], *, file: Path | None = None) -> 
     dataset = chosen.get("dataset", "digits")
     options = chosen.get("options", {})
     account = options.get("account") if isinstance(options, Mapping) else None
-    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0), account)
+    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0), recipe, account)
     if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
         chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
-    if "features" in chosen and "model" not in chosen and (dataset, chosen["features"]) in _MODEL_OF_FEATURES:
-        chosen["model"] = _MODEL_OF_FEATURES[dataset, chosen["features"]]
+    if "features" in chosen and "model" not in chosen:
+        chosen["model"] = _model_for(dataset, chosen["features"]) or defaults.get("model", "linear")
     if chosen.get("model") in model_names() and activation_of(chosen["model"]) is None:
         defaults.pop("activation", None)
     if isinstance(options, Mapping):
@@ -326,6 +374,8 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
         useless["momentum"] = "only the optimizer 'sgd' has it"
     if settings.scaling == "clip":
         useless["scaling_bound"] = "the scaling 'clip' has none"
+    if not (settings.has_rows and method.is_selective):
+        useless["mean_noise"] = "only features that are rows, under methods that sample each record alike, are centred"
     if settings.hold_out:
         useless["evaluate_every"] = "held-out records are looked at once, at the end"
     if settings.noise_multiplier is not None and not epsilon_names_row:

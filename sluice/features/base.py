@@ -70,6 +70,10 @@ class ImageFeature(ABC):
         """The cheap part, from kept rows to what the model sees: rows of norm 1."""
         return rows
 
+    def pictures(self, shape: ImageShape, constants: Constants) -> dict[str, Tensor]:
+        """What `sluice features show` draws, by title: images in 0..1, ``(n, channels, height, width)``."""
+        return {}
+
     def identity(self) -> dict[str, Any]:
         """What the constants depend on, beside the shape of the images: part of a cache file's name."""
         options = {name: value for name, value in asdict(self).items() if name not in self.finishing}

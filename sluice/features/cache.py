@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -83,17 +83,35 @@ def scattering_features(
             features[start : start + len(part)] = part
             start += len(part)
         return features
-    name = _name(images, scaling, version)
+    settings = {"version": version, "scaling": asdict(scaling), "shape": list(images.shape)}
+    return kept(name_of(settings, images), shape, parts=lambda: _computed(images, transform, scaling, show_progress))
+
+
+def kept(name: str, shape: tuple[int, ...], *, parts: Callable[[], Iterator[Tensor]]) -> Tensor:
+    """Features of this name from the cache, where ``parts`` puts them if they are not there: float16, mapped, not read.
+
+    Args:
+        name: by `name_of`.
+        parts: computes the features, some records after the other.
+    """
     path = cache_dir() / "features" / f"{name}.f16"
     if not _is_whole(path, name, shape):
         with explained("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.parent.chmod(0o700)  # a file's name is a hash of images, by which a guess at them could be confirmed
             with replaced_atomically(path, owner_only=True) as temporary, temporary.open("wb") as file:
-                _write(file, name, _computed(images, transform, scaling, show_progress))
+                _write(file, name, parts())
     with explained("read", path):
         # The mapping is private: a caller who changes the tensor does not change the file.
         return torch.from_file(str(path), shared=False, size=math.prod(shape), dtype=torch.float16).view(shape)
+
+
+def name_of(settings: Mapping[str, Any], images: Tensor) -> str:
+    """The sha256 of all that features depend on: what they are, and the images."""
+    digest = hashlib.sha256(canonical_json(settings))
+    for part in images.split(_IMAGES_AT_ONCE):
+        digest.update(part.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def _computed(images: Tensor, transform: Scattering, scaling: ToFloat, show_progress: bool) -> Iterator[Tensor]:
@@ -101,14 +119,6 @@ def _computed(images: Tensor, transform: Scattering, scaling: ToFloat, show_prog
         for part in images.split(_IMAGES_AT_ONCE):
             yield transform(scaling(part)).to(torch.float16)
             advance(len(part))
-
-
-def _name(images: Tensor, scaling: ToFloat, version: int) -> str:
-    settings = {"version": version, "scaling": asdict(scaling), "shape": list(images.shape)}
-    digest = hashlib.sha256(canonical_json(settings))
-    for part in images.split(_IMAGES_AT_ONCE):
-        digest.update(part.contiguous().cpu().numpy().data)
-    return digest.hexdigest()
 
 
 def _write(file: BinaryIO, name: str, parts: Iterator[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The mean and the mean square of each channel over a data set, released by the Gaussian mechanism."""
+"""Means over a data set, released by the Gaussian mechanism: of each channel with its square, or of rows of norm 1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sluice.accounting import dpa
 from sluice.randomness.noise import NoiseSource, noisy_sum
 
 _RECORDS_AT_ONCE = 128
+_ROWS_AT_ONCE = 8192
 
 # Contributions are multiples of this fraction of the clip norm, so that float64 adds up to 2^27 of them exactly.
 _GRID = 2.0**-24
@@ -112,6 +113,33 @@ def private_channel_statistics(
         statistics=ChannelStatistics(mean=mean, mean_square=mean_square),
         event=dpa.ComposedDpEvent([gaussian, gaussian]),
     )
+
+
+def private_row_mean(rows: Tensor, *, noise_multiplier: float, public_size: int, noise: NoiseSource) -> Tensor:
+    """Release the mean of rows of norm 1, as float32.
+
+    Args:
+        rows: ``(records, width)``; longer rows than 1 are scaled down to it.
+        noise_multiplier: standard deviation of the noise of the sum.
+        public_size: what the sum is divided by; a public number near the number of records.
+        noise: the source of the noise.
+
+    Guarantee:
+        The result is post-processing of one Gaussian mechanism with the noise multiplier ``noise_multiplier`` under adding
+        or removing one record. Contributions are made as in `private_channel_statistics`, with a clip norm of 1; a row
+        with a NaN or an infinity contributes nothing.
+    """
+    validate.positive(noise_multiplier=noise_multiplier)
+    validate.positive_integer(public_size=public_size)
+    if rows.dim() != 2 or not rows.dtype.is_floating_point:
+        raise InputError(f"rows ({rows.dtype}, shape {tuple(rows.shape)}) are not allowed: give (records, width).")
+    if len(rows) > _MOST_RECORDS:
+        raise InputError(f"rows of {len(rows)} records are not allowed: at most {_MOST_RECORDS} can be summed.")
+    raw_sum = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for part in rows.split(_ROWS_AT_ONCE):
+        raw_sum += _contributions(part.to(device="cpu", dtype=torch.float64), 1.0).sum(dim=0)
+    (released,) = noisy_sum([raw_sum], noise_multiplier=noise_multiplier, sensitivity=1.0, noise=noise)
+    return (released / public_size).to(torch.float32)
 
 
 def _spatial_means(features: Tensor) -> tuple[Tensor, Tensor]:

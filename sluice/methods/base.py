@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
 from sluice.mechanism.base import Mechanism
+from sluice.mechanism.selective_release import SelectiveRelease
 
 
 class RunSettings(Protocol):
@@ -64,6 +65,9 @@ class RunSettings(Protocol):
 
     @property
     def max_grad_norm(self) -> float: ...
+
+    @property
+    def mean_noise(self) -> float | None: ...
 
     @property
     def method(self) -> str: ...
@@ -129,6 +133,7 @@ class Method:
         refuses: why settings are not this method at all, as a sentence that says what to do, or None if they are.
         target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
         claimed_defaults: in place of ``defaults`` where the option ``account`` is "claimed".
+        best: in place of ``defaults`` for data sets that a better recipe than the published one is known for; None elsewhere.
         counts_attempts: whether it reads max_attempts though it has no gate.
     """
 
@@ -148,7 +153,13 @@ class Method:
         settings.epsilon if settings.noise_multiplier is None else None
     )
     claimed_defaults: Callable[[str, float], Mapping[str, Any]] | None = None
+    best: Callable[[str, float], Mapping[str, Any] | None] = lambda dataset, epsilon: None
     counts_attempts: bool = False
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether it is selective release, or plain DP-SGD: Poisson samples at one rate for all records."""
+        return issubclass(self.mechanism, SelectiveRelease)
 
     def require_accountant(self, settings: RunSettings) -> None:
         """Refuse an accountant that cannot prove such a run, before anything is calibrated by it."""

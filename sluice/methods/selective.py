@@ -21,7 +21,8 @@ def selective_mechanism(settings: RunSettings, dataset_size: int) -> SelectiveRe
     Where ``noise_multiplier`` is given, a gate noise that is left open is the same number, as in the DPSR-CG paper, and
     a reference noise five times that.
     """
-    rate = exact_sample_rate(batch_size=settings.batch_size, dataset_size=dataset_size)
+    batch_size = settings.batch_size or dataset_size
+    rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
     mechanism = _with_noise(
         settings,
         SelectiveRelease(
@@ -30,6 +31,7 @@ def selective_mechanism(settings: RunSettings, dataset_size: int) -> SelectiveRe
             scaling=scaling_rule(settings),
             releases=settings.releases,
             gate=_bias_gate(settings, rate * dataset_size),
+            prior_releases=() if settings.mean_noise is None else (settings.mean_noise,),
         ),
     )
     gate = mechanism.gate

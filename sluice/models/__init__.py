@@ -18,7 +18,7 @@ from sluice.models.registry import activation_of, create_model, describe_models,
 if TYPE_CHECKING:
     from sluice.models.activations import Activation, TemperedSigmoid, Tempering, create_activation
     from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
-    from sluice.models.linear import BagOfWordsClassifier, LinearClassifier
+    from sluice.models.linear import BagOfWordsClassifier, LinearClassifier, SoftmaxRegression
     from sluice.models.perceptron import Perceptron
     from sluice.models.sparse import SparseLinear
     from sluice.models.text import BidirectionalLSTM, MeanEmbedding
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "activations": ("Activation", "TemperedSigmoid", "Tempering", "create_activation"),
     "images": ("ColourPixelNet", "ColourScatteringNet", "GreyPixelNet", "GreyScatteringNet"),
-    "linear": ("BagOfWordsClassifier", "LinearClassifier"),
+    "linear": ("BagOfWordsClassifier", "LinearClassifier", "SoftmaxRegression"),
     "perceptron": ("Perceptron",),
     "sparse": ("SparseLinear",),
     "text": ("BidirectionalLSTM", "MeanEmbedding"),
@@ -43,6 +43,7 @@ __all__ = [
     "LinearClassifier",
     "MeanEmbedding",
     "Perceptron",
+    "SoftmaxRegression",
     "SparseLinear",
     "TemperedSigmoid",
     "Tempering",

@@ -28,6 +28,19 @@ class LinearClassifier(nn.Module):
         return logits
 
 
+class SoftmaxRegression(nn.Module):
+    """One linear layer without a bias, for rows that end in a constant of their own. It begins at zero."""
+
+    def __init__(self, *, width: int, classes: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(width, classes, bias=False)
+        nn.init.zeros_(self.classifier.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(rows)
+        return logits
+
+
 class BagOfWordsClassifier(nn.Module):
     """The linear classifier for bags of words, as rows or as the columns that are not zero (`SparseLinear`).
 

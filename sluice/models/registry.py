@@ -148,6 +148,12 @@ def _bag_of_words(request: _Request) -> nn.Module:
     return _net("linear:BagOfWordsClassifier")(words=request.input_shape[0], classes=request.classes)
 
 
+def _softmax(request: _Request) -> nn.Module:
+    if len(request.input_shape) != 1:
+        raise request.refuse("it must be (width,), the width of a row of features. For other records use linear.")
+    return _net("linear:SoftmaxRegression")(width=request.input_shape[0], classes=request.classes)
+
+
 def _linear(request: _Request) -> nn.Module:
     return _net("linear:LinearClassifier")(input_shape=request.input_shape, classes=request.classes)
 
@@ -167,5 +173,6 @@ _ENTRIES: dict[str, _Entry] = {
     "embedding": _Entry(summary="mean of word vectors, then linear, on word ids", build=_embedding, reads_ids=True),
     "bag-of-words": _Entry(summary="linear classifier on bags of words", build=_bag_of_words),
     "mlp": _Entry(summary="one hidden layer of 64 units on any features", build=_mlp, has_activation=True),
+    "softmax": _Entry(summary="linear classifier without a bias, on rows of features", build=_softmax),
     "linear": _Entry(summary="linear classifier on any features", build=_linear),
 }

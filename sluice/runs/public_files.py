@@ -60,11 +60,8 @@ class PublicFiles:
         write_atomically(self._folder.accuracy_path, "".join(lines).encode("ascii"), public=True)
 
     def publish_model(self, weights: bytes, ledger: Ledger) -> None:
-        """The weights, encoded as safetensors; their hash is in the ledger, once, before the file is in place."""
-        name, digest = self._folder.weights_path.name, sha256_hex(weights)
-        if read_ledger(ledger.path).published.get(name) != digest:
-            ledger.append_published(name, sha256=digest)
-        write_atomically(self._folder.weights_path, weights, public=True)
+        """The weights, encoded as safetensors."""
+        publish(self._folder, self._folder.weights_path.name, weights, ledger)
 
     def publish_certificate(self) -> None:
         """The certificate, and test accuracy over epsilon as a plot where there is something to draw."""
@@ -77,6 +74,14 @@ class PublicFiles:
             svg = accuracy_svg(points, delta=self._delta)
             write_atomically(self._folder.public / PLOT, svg.encode("utf-8"), public=True)
         write_certificate(self._folder)
+
+
+def publish(folder: RunFolder, name: str, content: bytes, ledger: Ledger) -> None:
+    """Put a file into ``public/``; its hash is in the ledger, once, before the file is in place."""
+    digest = sha256_hex(content)
+    if read_ledger(ledger.path).published.get(name) != digest:
+        ledger.append_published(name, sha256=digest)
+    write_atomically(folder.public / name, content, public=True)
 
 
 def read_evaluations(folder: RunFolder) -> list[Evaluation]:

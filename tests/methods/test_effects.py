@@ -42,6 +42,7 @@ CHANGES: dict[str, Any] = {
     "lr_schedule": "linear",
     "max_attempts": 1000,
     "max_grad_norm": 0.5,
+    "mean_noise": 20.0,
     "model": "mlp",
     "momentum": 0.1,
     "noise_multiplier": 3.0,

@@ -1,0 +1,91 @@
+"""The best recipes that are known for the paper's data sets: linear models on features that cost no privacy.
+
+A number of a recipe is a smooth function of epsilon: given at a few values, and between them a power of epsilon. All were
+chosen on held-out training records (docs/results.md tells how), never on test records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EPSILONS = (0.5, 1.0, 2.0, 3.0, 8.0)
+"""Where recipes give their numbers; below and beyond, the nearest one holds."""
+
+Curve = float | tuple[float, float, float, float, float]
+"""One number for every epsilon, or one for each of ``EPSILONS``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a linear model is trained on rows of norm 1.
+
+    Attributes:
+        features: from each of these epsilons on, the features that the model sees.
+        model: which model.
+        batch_size: the expected size of a batch; 0 for all records each time.
+        gated_batch_size: the same for methods with a gate: where every batch is the whole data set, none can be selected.
+        releases: how many updates.
+        clip: the maximum norm of a record's gradient.
+        lr: the learning rate, for gradients that are divided by the expected batch size.
+        momentum: of gradient descent.
+        mean_noise: noise multiplier of the release of the mean; None for no such release.
+    """
+
+    features: Mapping[float, str]
+    model: str = "softmax"
+    batch_size: int
+    gated_batch_size: int | None = None
+    releases: Curve
+    clip: Curve
+    lr: Curve
+    momentum: float = 0.9
+    mean_noise: Curve | None = None
+
+    def settings(self, epsilon: float, *, gated: bool) -> dict[str, Any]:
+        """The settings at this epsilon.
+
+        A gate wants the scaling of its paper: `C / max(norm, S)` with C = 1 is clipping at S but for a factor 1 / S, which
+        the learning rate takes back. Its metric counts gradients up to the longest that a row of norm 1 can have.
+        """
+        clip, lr = at(self.clip, epsilon), at(self.lr, epsilon)
+        settings: dict[str, Any] = {
+            "features": self.features[max(each for each in self.features if each <= max(epsilon, min(self.features)))],
+            "model": self.model,
+            "batch_size": self.batch_size,
+            "releases": round(at(self.releases, epsilon)),
+            "momentum": self.momentum,
+        }
+        if self.mean_noise is not None:
+            settings["mean_noise"] = round(at(self.mean_noise, epsilon), 3)
+        if not gated:
+            return settings | {"scaling": "clip", "max_grad_norm": clip, "lr": lr}
+        if self.gated_batch_size is not None:
+            settings["batch_size"] = self.gated_batch_size
+        return settings | {"scaling": "global", "scaling_bound": clip, "lr": lr * clip, "large_norm": math.sqrt(2.0)}
+
+
+def at(curve: Curve, epsilon: float) -> float:
+    """The value at an epsilon: between two given ones the logarithm is linear in that of epsilon; three digits are kept."""
+    if not isinstance(curve, tuple):
+        return float(curve)
+    if epsilon <= EPSILONS[0]:
+        return curve[0]
+    for left, right, low, high in zip(EPSILONS, EPSILONS[1:], curve, curve[1:], strict=False):
+        if epsilon <= right:
+            share = math.log(epsilon / left) / math.log(right / left)
+            return float(f"{math.exp((1 - share) * math.log(low) + share * math.log(high)):.3g}")
+    return curve[-1]
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def best_settings(dataset: str, epsilon: float, *, gated: bool) -> dict[str, Any] | None:
+    """The best recipe that is known for a data set, or None where there is none."""
+    return RECIPES[dataset].settings(epsilon, gated=gated) if dataset in RECIPES else None
+
+
+__all__ = ["EPSILONS", "RECIPES", "Recipe", "at", "best_settings"]
