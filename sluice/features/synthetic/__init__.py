@@ -1,0 +1,1 @@
+"""Synthetic images, drawn by chance alone: what features learn from instead of real images."""
