@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sluice.experiments.published import load_model
     from sluice.mechanism.base import Mechanism
     from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
     from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
@@ -29,6 +30,7 @@ _HOMES = {
     "PrivacyEngine": "training.engine",
     "SelectiveRelease": "mechanism.selective_release",
     "TrainingOptions": "training.options",
+    "load_model": "experiments.published",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "SelectiveRelease",
     "TrainingOptions",
     "__version__",
+    "load_model",
 ]
 
 

@@ -20,6 +20,7 @@ EXAMPLES = (
     "sluice train --dataset digits --epsilon 3",
     "sluice methods",
     "sluice verify runs/digits-dpsr-cg-1",
+    "sluice predict runs/digits-dpsr-cg-1 images.npz",
     "sluice certificate runs/digits-dpsr-cg-1",
     "sluice private runs/digits-dpsr-cg-1",
     "sluice plan --dataset-size 60000 --batch-size 1024 --releases 1000 --epsilon 1 --delta 1e-5",
@@ -65,6 +66,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(train.train)
 app.command()(methods.methods)
 app.command()(runs.verify)
+app.command()(runs.predict)
 app.command()(runs.certificate)
 app.command()(runs.private)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs on the same records.")]
+Records = Annotated[Path, typer.Argument(metavar="DATA", help="A .npz file or folder with an array x of records.")]
 Delta = Annotated[float | None, typer.Option("--delta", help="Report epsilon at this delta, not at the run's own.")]
 
 
@@ -44,6 +45,46 @@ def verify(runs: Runs, delta: Delta = None, as_json: JsonFlag = False) -> None:
             typer.echo("no joint epsilon: not every ledger can be read")
     if not holds:
         raise typer.Exit(1)
+
+
+def predict(
+    run: Run,
+    data: Records,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the predictions to this CSV file, not to the screen.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Classify records with the model of a finished run, from its public folder alone.
+
+    Records are in the form of the training data. Each line gives a record's number, its class and how probable the model
+    thinks that is. Where the file has labels too, the share of right predictions is shown.
+
+    Example: sluice predict runs/first images.npz --output predictions.csv
+    """
+    import numpy as np
+
+    from sluice._base.files import write_atomically
+    from sluice.data import read_records
+    from sluice.experiments.published import load_model
+
+    model = load_model(run)
+    records, labels = read_records(data)
+    certainty, numbers = model.probabilities(records).max(dim=1)
+    named = [model.classes[number] for number in numbers.tolist()]
+    accuracy = None if labels is None else float(np.mean(numbers.numpy() == labels.reshape(-1)))
+    if as_json:
+        print_json({"classes": named, "probabilities": certainty.tolist(), "accuracy": accuracy})
+        return
+    lines = [f"{index},{name},{value:.4f}" for index, (name, value) in enumerate(zip(named, certainty, strict=True))]
+    text = "\n".join(["record,class,probability", *lines]) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(output, text.encode(), public=True)
+        typer.echo(f"Written: {output} ({len(named)} records)")
+    if accuracy is not None:
+        typer.echo(f"Right: {accuracy:.2%} of {len(named)} labelled records", err=output is None)
 
 
 def certificate(run: Run, as_json: JsonFlag = False) -> None:

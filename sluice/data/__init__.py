@@ -14,6 +14,7 @@ from sluice.data.own import DatasetExamples, wrap
 from sluice.data.splitting import hold_out
 from sluice.data.text import BagExamples, BagsOfWords, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.transforms import ToFloat, ToIds, standardised, to_float, to_ids
+from sluice.data.unlabelled import ranked, read_records, unlabelled
 
 __all__ = [
     "BagExamples",
@@ -33,8 +34,11 @@ __all__ = [
     "load_word_index",
     "names",
     "padded",
+    "ranked",
+    "read_records",
     "standardised",
     "to_float",
     "to_ids",
+    "unlabelled",
     "wrap",
 ]

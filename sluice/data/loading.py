@@ -33,7 +33,7 @@ from sluice.data.files import (
     search_roots,
 )
 from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_words, padded
-from sluice.data.transforms import ToFloat
+from sluice.data.unlabelled import DIGITS_SCALE
 from sluice.data.unpacked import unpacked
 
 DEFAULT_VOCABULARY = 20_000
@@ -235,7 +235,7 @@ def _text_examples(part: LabelledSequences, vocabulary: int | None, length: int 
 
 def _digits() -> DataSplits:
     images, labels = read_digits()
-    whole = TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), ToFloat(divisor=16.0))
+    whole = TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), DIGITS_SCALE)
     # numpy froze this generator: the split is the same on every machine and with every later version.
     order = np.random.RandomState(DIGITS_SPLIT_SEED).permutation(len(whole))
     return DataSplits(

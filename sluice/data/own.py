@@ -88,7 +88,7 @@ def from_path(
     split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
     where ``classes`` is None, the highest label.
     """
-    arrays = _read(path)
+    arrays = read_arrays(path)
     names = WHOLE_KEYS if set(WHOLE_KEYS) <= arrays.keys() else SPLIT_KEYS
     parts = {name: _examples(path, name, arrays, kind, vocabulary) for name in names if name.startswith("x")}
     class_names = _classes(*parts.values(), count=classes, where=str(path))
@@ -108,7 +108,7 @@ def from_path(
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return DataSplits(
         name=path.stem,
-        kind=kind or _kind(arrays["x" if names is WHOLE_KEYS else "x_train"]),
+        kind=kind or kind_of(arrays["x" if names is WHOLE_KEYS else "x_train"]),
         classes=class_names,
         train=train,
         test=test,
@@ -180,11 +180,13 @@ def _identity(inputs: Tensor) -> Tensor:
     return inputs
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, *, require_labels: bool = True) -> dict[str, np.ndarray]:
+    """The arrays of a ``.npz`` file or of a folder of ``.npy`` files, by name."""
     if path.is_dir():
         wanted = {name: path / f"{name}.npy" for name in (*WHOLE_KEYS, *SPLIT_KEYS)}
         arrays = {name: _npy(file) for name, file in wanted.items() if file.exists()}
-        _require_keys(path, arrays.keys(), "files", ".npy")
+        if require_labels:
+            _require_keys(path, arrays.keys(), "files", ".npy")
         return arrays
     if path.suffix != ".npz":
         raise InputError(f"{path} is not allowed as data: give a .npz file, or a folder with x.npy and y.npy.")
@@ -193,7 +195,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(opened, np.lib.npyio.NpzFile):
             raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez(path, x=..., y=...).")
         with opened:
-            _require_keys(path, opened.files, "arrays", "")
+            if require_labels:
+                _require_keys(path, opened.files, "arrays", "")
             return {name: _member(path, opened, name) for name in (*WHOLE_KEYS, *SPLIT_KEYS) if name in opened.files}
 
 
@@ -257,15 +260,16 @@ def _examples(
         raise DataError(
             f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."
         )
-    inputs, transform = _inputs(x, kind or _kind(x), where, vocabulary)
+    inputs, transform = model_inputs(x, kind or kind_of(x), where, vocabulary)
     return TensorExamples(inputs, labels, transform)
 
 
-def _kind(x: np.ndarray) -> Kind:
+def kind_of(x: np.ndarray) -> Kind:
     return "image" if x.ndim == 4 or (x.ndim == 3 and x.dtype == np.uint8) else "features"
 
 
-def _inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int) -> tuple[Tensor, Transform]:
+def model_inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int = 20_000) -> tuple[Tensor, Transform]:
+    """An array as it is kept, and what makes model inputs of a batch of it; refuses what is not of its kind."""
     one_of(("image", "text", "features"), kind=kind)
     if kind == "text":
         # An id beyond the vocabulary would end the run when its record is drawn, which everybody could see.

@@ -81,6 +81,25 @@ def prepare(
     )
 
 
+def with_features(
+    settings: TrainSettings, raw: Examples, *, rows: RowFeatures | None = None, centre: Tensor | None = None
+) -> Examples:
+    """Records of the form of the training data as the model of a finished run sees them.
+
+    Args:
+        rows: the features of the run, where they are rows.
+        centre: the released mean of the rows, where there is one.
+    """
+    if rows is not None:
+        seen = rows.of_images(_images(raw), show_progress=False, cache=False)
+        return RowExamples(seen, raw.labels, rows).presented(centre)
+    if settings.features == "scattering":
+        return _scattered(raw, TRANSFORM_VERSION, show_progress=False, cache=False)
+    if isinstance(raw, BagExamples) and settings.model == BAG_OF_WORDS:
+        return raw.listed()
+    return raw
+
+
 def _with_rows(splits: DataSplits, expression: str, show_progress: bool) -> DataSplits:
     channels, height, width = splits.train.input_shape
     features = RowFeatures.of(expression, (channels, height, width), show_progress=show_progress)
@@ -117,8 +136,8 @@ def _no_images(settings: TrainSettings) -> InputError:
     )
 
 
-def _scattered(examples: Examples, version: int, show_progress: bool) -> TensorExamples:
-    coefficients, digests = _coefficients(examples, version, show_progress), examples.digests()
+def _scattered(examples: Examples, version: int, show_progress: bool, *, cache: bool = True) -> TensorExamples:
+    coefficients, digests = _coefficients(examples, version, show_progress, cache), examples.digests()
     if coefficients.nbytes > NORMALISED_AT_ONCE:
         return TensorExamples(coefficients, examples.labels, normalised, digests=digests)
     kept = torch.empty(coefficients.shape, dtype=torch.float16)
@@ -133,14 +152,14 @@ def _rounded(coefficients: Tensor) -> Tensor:
     return _normalise(coefficients).to(torch.float16)
 
 
-def _coefficients(examples: Examples, version: int, show_progress: bool) -> Tensor:
+def _coefficients(examples: Examples, version: int, show_progress: bool, cache: bool) -> Tensor:
     if (
         isinstance(examples, TensorExamples)
         and examples.inputs.dtype == torch.uint8
         and isinstance(examples.transform, ToFloat)
     ):
         return scattering_features(
-            examples.inputs, scaling=examples.transform, show_progress=show_progress, version=version
+            examples.inputs, scaling=examples.transform, show_progress=show_progress, version=version, cache=cache
         )
     channels, height, width = examples.input_shape
     transform = Scattering(height=height, width=width, in_c=version > PRODUCTS_ONLY)

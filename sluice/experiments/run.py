@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ from sluice.training.selective_release import GaveUpError
 
 _HOLD_OUT_SEED = 0
 _HELD_OUT = "held-out.json"
+
+CLASSES, INPUT_SHAPE = "classes", "input_shape"
+"""What `model.safetensors` says of the model beside its weights."""
 
 FEATURES = "features.safetensors"
 """The public constants of features, so that what is published is a whole model."""
@@ -120,6 +124,7 @@ class Training:
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
         self._test: Examples = splits.test
+        self._classes = splits.classes
         self._features: RowFeatures | None = None
         self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
         with _seeded(settings.seed):
@@ -281,7 +286,7 @@ class Training:
             content = encode_weights(self._features.tensors(), self._features.metadata())
             publish(folder, FEATURES, content, ledger)
         with self._published_model() as model:
-            publication.publish_model(_encoded(model), ledger)
+            publication.publish_model(self._encoded(model), ledger)
         publication.publish_certificate()
         return _result(folder, notes=tuple(self._notes))
 
@@ -324,6 +329,13 @@ class Training:
         with self._published_model() as model:
             found = {"held_out_accuracy": accuracy(model, self._held_out)}
         write_atomically(folder.private / _HELD_OUT, canonical_json(found) + b"\n", public=False)
+
+    def _encoded(self, model: nn.Module) -> bytes:
+        """The weights as safetensors, with what is needed to make the model again."""
+        return encode_weights(
+            {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()},
+            metadata={CLASSES: json.dumps(self._classes), INPUT_SHAPE: json.dumps(self._train.input_shape)},
+        )
 
     @contextmanager
     def _published_model(self) -> Iterator[nn.Module]:
@@ -396,13 +408,6 @@ def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
         test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
         held_out_accuracy=held_out_accuracy,
         notes=(*notes, ending) if ending else notes,
-    )
-
-
-def _encoded(model: nn.Module) -> bytes:
-    """The weights as safetensors."""
-    return encode_weights(
-        {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     )
 
 

@@ -1,0 +1,114 @@
+"""A finished run put to use: features and weights from ``public/`` alone, without the training data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from sluice._base.errors import DataError
+from sluice.data import Examples, unlabelled
+from sluice.experiments.mean_release import MEAN
+from sluice.experiments.preparing import with_features
+from sluice.experiments.run import CLASSES, FEATURES, INPUT_SHAPE
+from sluice.experiments.settings import TrainSettings, settings_of
+from sluice.features import RowFeatures
+from sluice.models import create_model
+from sluice.runs.folder import RunFolder
+from sluice.runs.public_files import is_published
+
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublishedModel:
+    """What a run has published, as a classifier of records in the form of its training data.
+
+    Guarantee:
+        Read from ``public/``, so that whatever is computed with it is post-processing of the run's releases.
+
+    Attributes:
+        settings: of the run.
+        classes: their names, in the order of the model's scores.
+        module: the trained model, on what features give it.
+        features: what makes rows of images, where the model sees rows.
+        mean: the released mean of the rows, where one was released.
+    """
+
+    settings: TrainSettings
+    classes: tuple[str, ...]
+    module: nn.Module
+    features: RowFeatures | None = None
+    mean: Tensor | None = None
+
+    def probabilities(self, records: Tensor | NDArray[Any]) -> Tensor:
+        """The probability of each class for each record, ``(records, classes)``.
+
+        Args:
+            records: as the training data had them: images as bytes or numbers in 0..1, ``(n, height, width)`` or
+                ``(n, channels, height, width)``; texts as rows of word ranks, the most frequent word being 1, filled up with 0.
+        """
+        raw = unlabelled(self.settings.dataset, np.asarray(records))
+        seen = self._seen(raw)
+        with torch.no_grad():
+            parts = [
+                self.module(seen.batch(positions)[0]).softmax(dim=1)
+                for positions in torch.arange(len(seen)).split(_ROWS_AT_ONCE)
+            ]
+        return torch.cat([torch.zeros(0, len(self.classes)), *parts])
+
+    def predict(self, records: Tensor | NDArray[Any]) -> Tensor:
+        """The most probable class of each record, by number."""
+        return self.probabilities(records).argmax(dim=1)
+
+    def _seen(self, raw: Examples) -> Examples:
+        return with_features(self.settings, raw, rows=self.features, centre=self.mean)
+
+
+def load_model(run: str | Path) -> PublishedModel:
+    """The model of a finished run, from its ``public/`` folder alone.
+
+    ::
+
+        model = sluice.load_model("runs/mnist-dpsgd-1")
+        model.predict(images)  # numbers of classes
+        model.classes
+    """
+    folder = RunFolder.look(run)
+    settings = settings_of(folder.config, where=str(folder.config_path))
+    if not folder.ledger_path.exists() or not is_published(folder):
+        raise DataError(
+            f"{folder.path} is not finished, or its public files are not those of its ledger: sluice verify it."
+        )
+    weights, metadata = _read(folder.weights_path)
+    if CLASSES not in metadata:
+        raise DataError(f"{folder.weights_path} does not name its classes: it was published by an earlier version.")
+    classes = tuple(json.loads(metadata[CLASSES]))
+    module = create_model(settings.model, json.loads(metadata[INPUT_SHAPE]), len(classes), settings.activation)
+    module.load_state_dict(weights)
+    module.eval()
+    features = None
+    if settings.has_rows:
+        features = RowFeatures.from_tensors(*_read(folder.public / FEATURES))
+    mean = None
+    if settings.mean_noise is not None:
+        mean = _read(folder.public / MEAN)[0]["mean"]
+    return PublishedModel(settings=settings, classes=classes, module=module, features=features, mean=mean)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+__all__ = ["PublishedModel", "load_model"]
