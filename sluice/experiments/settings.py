@@ -17,6 +17,7 @@ from sluice.models import activation_of, model_names
 
 if TYPE_CHECKING:
     from sluice.methods import Method
+    from sluice.methods.recipes import Recipe
 
 RECIPE_KINDS = ("best", "paper")
 
@@ -238,6 +239,28 @@ _BIAS_GATE_ONLY = (
 )
 
 
+def known_recipe(dataset: str) -> Recipe | None:
+    """The best recipe for a data set; for the user's own images one that fits their shape and number, which are public."""
+    from sluice.methods.recipes import RECIPES, recipe_for_rows
+
+    if dataset in RECIPES or Path(dataset).suffix != ".npz":
+        return RECIPES.get(dataset)
+    from sluice.data.header import array_header
+
+    found = array_header(Path(dataset))
+    if found is None:
+        return None
+    features = features_for(found.image_shape)
+    return None if features is None else recipe_for_rows(features, records=found.records)
+
+
+def features_for(shape: tuple[int, int, int] | None) -> str | None:
+    """The features for images of a shape that no recipe was searched for; None where plain records are as good."""
+    if shape is None or not all(16 <= length <= 64 for length in shape[1:]):
+        return None
+    return {1: "whitened-scattering", 3: "patches"}.get(shape[0])
+
+
 def method_of(name: str) -> Method:
     """As in `sluice.methods`, which brings the accountants along: help is shown without them."""
     from sluice import methods
@@ -255,16 +278,15 @@ def default_settings(
 def _defaults(dataset: str, method: str, epsilon: float, recipe: str | None, account: Any = None) -> dict[str, Any]:
     chosen = method_of(method)
     defaults = chosen.claimed_defaults if account == "claimed" and chosen.claimed_defaults else chosen.defaults
-    found: Mapping[str, Any] | None = None
     if recipe is not None:
         validate.one_of(RECIPE_KINDS, recipe=recipe)
-    if recipe != "paper":
-        found = chosen.best(dataset, epsilon)
-        if recipe == "best" and found is None:
-            raise InputError(
-                f"recipe='best' is not allowed for method={method!r} on dataset={dataset!r}: none is known but the paper's."
-            )
-    return {**(found or defaults(dataset, epsilon)), "dataset": dataset, "method": method, "epsilon": epsilon}
+    known = None if recipe == "paper" or chosen.best is None else known_recipe(dataset)
+    if recipe == "best" and known is None:
+        raise InputError(
+            f"recipe='best' is not allowed for method={method!r} on dataset={dataset!r}: none is known but the paper's."
+        )
+    found = defaults(dataset, epsilon) if known is None or chosen.best is None else chosen.best(known, epsilon)
+    return {**found, "dataset": dataset, "method": method, "epsilon": epsilon}
 
 
 def _model_for(dataset: str, features: str) -> str | None:

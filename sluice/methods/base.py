@@ -10,6 +10,7 @@ from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.methods.recipes import Recipe
 
 
 class RunSettings(Protocol):
@@ -133,7 +134,8 @@ class Method:
         refuses: why settings are not this method at all, as a sentence that says what to do, or None if they are.
         target: the proved epsilon that the run may not exceed, or None where the noise is given or nothing is proved.
         claimed_defaults: in place of ``defaults`` where the option ``account`` is "claimed".
-        best: in place of ``defaults`` for data sets that a better recipe than the published one is known for; None elsewhere.
+        best: from a recipe and epsilon to settings, in place of ``defaults`` where a recipe is known; None for methods that
+            are run as they were published.
         counts_attempts: whether it reads max_attempts though it has no gate.
     """
 
@@ -153,7 +155,7 @@ class Method:
         settings.epsilon if settings.noise_multiplier is None else None
     )
     claimed_defaults: Callable[[str, float], Mapping[str, Any]] | None = None
-    best: Callable[[str, float], Mapping[str, Any] | None] = lambda dataset, epsilon: None
+    best: Callable[[Recipe, float], Mapping[str, Any]] | None = None
     counts_attempts: bool = False
 
     @property

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.base import Method
-from sluice.methods.recipes import best_settings
 from sluice.methods.reference import pixel_settings
 from sluice.methods.selective import selective_mechanism
 
@@ -33,5 +32,5 @@ METHOD = Method(
     mechanism=SelectiveRelease,
     plan=selective_mechanism,
     defaults=lambda dataset, epsilon: pixel_settings(dataset, epsilon, activation="relu", releases=RELEASES),
-    best=lambda dataset, epsilon: best_settings(dataset, epsilon, gated=False),
+    best=lambda recipe, epsilon: recipe.settings(epsilon, gated=False),
 )

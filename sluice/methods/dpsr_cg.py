@@ -15,7 +15,6 @@ from typing import Any
 
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.base import Method
-from sluice.methods.recipes import best_settings
 from sluice.methods.reference import nearest
 from sluice.methods.selective import selective_mechanism
 
@@ -63,6 +62,6 @@ METHOD = Method(
     mechanism=SelectiveRelease,
     plan=selective_mechanism,
     defaults=lambda dataset, epsilon: paper_settings(dataset, epsilon) or _SMALL,
-    best=lambda dataset, epsilon: best_settings(dataset, epsilon, gated=True),
+    best=lambda recipe, epsilon: recipe.settings(epsilon, gated=True),
     gate="clipping-bias",
 )
