@@ -17,7 +17,7 @@ from sluice._base.errors import DataError
 from sluice.data import Examples, unlabelled
 from sluice.experiments.mean_release import MEAN
 from sluice.experiments.preparing import with_features
-from sluice.experiments.run import CLASSES, FEATURES, INPUT_SHAPE
+from sluice.experiments.run import FEATURES, MODEL
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.features import RowFeatures
 from sluice.models import create_model
@@ -88,10 +88,11 @@ def load_model(run: str | Path) -> PublishedModel:
             f"{folder.path} is not finished, or its public files are not those of its ledger: sluice verify it."
         )
     weights, metadata = _read(folder.weights_path)
-    if CLASSES not in metadata:
+    if MODEL not in metadata:
         raise DataError(f"{folder.weights_path} does not name its classes: it was published by an earlier version.")
-    classes = tuple(json.loads(metadata[CLASSES]))
-    module = create_model(settings.model, json.loads(metadata[INPUT_SHAPE]), len(classes), settings.activation)
+    model = json.loads(metadata[MODEL])
+    classes = tuple(model["classes"])
+    module = create_model(settings.model, model["input_shape"], len(classes), settings.activation)
     module.load_state_dict(weights)
     module.eval()
     features = None

@@ -21,6 +21,7 @@ from sluice._base.interrupts import DelayedInterrupt
 from sluice.data import DataSplits, Examples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
+from sluice.experiments.feature_statements import feature_statements
 from sluice.experiments.mean_release import MEAN, released_mean
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.experiments.update_rule import make_optimizer
@@ -29,6 +30,7 @@ from sluice.features.examples import RowExamples
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of, planned_mechanism
 from sluice.models import create_model
+from sluice.runs.certificate import FEATURE_STATEMENTS
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
@@ -42,8 +44,8 @@ from sluice.training.selective_release import GaveUpError
 _HOLD_OUT_SEED = 0
 _HELD_OUT = "held-out.json"
 
-CLASSES, INPUT_SHAPE = "classes", "input_shape"
-"""What `model.safetensors` says of the model beside its weights."""
+MODEL = "model"
+"""What `model.safetensors` says beside its weights, under one key as JSON: several would stand in random order."""
 
 FEATURES = "features.safetensors"
 """The public constants of features, so that what is published is a whole model."""
@@ -282,6 +284,7 @@ class Training:
         keeper.finish()
         self._evaluate(publication)
         self._keep_held_out_accuracy(folder)
+        publish(folder, FEATURE_STATEMENTS, canonical_json(feature_statements(self.settings)) + b"\n", ledger)
         if self._features is not None:
             content = encode_weights(self._features.tensors(), self._features.metadata())
             publish(folder, FEATURES, content, ledger)
@@ -334,7 +337,7 @@ class Training:
         """The weights as safetensors, with what is needed to make the model again."""
         return encode_weights(
             {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()},
-            metadata={CLASSES: json.dumps(self._classes), INPUT_SHAPE: json.dumps(self._train.input_shape)},
+            metadata={MODEL: json.dumps({"classes": self._classes, "input_shape": self._train.input_shape})},
         )
 
     @contextmanager

@@ -23,6 +23,7 @@ from sluice.features.constants import constants
 BIAS_INPUT = 0.3
 """The constant that stands at the end of each row: a bias whose gradient is smaller than that of the other weights."""
 
+_KEY = "features"
 _IMAGES_AT_ONCE = 1024
 _ROWS_AT_ONCE = 1024
 
@@ -120,24 +121,25 @@ class RowFeatures:
         }
 
     def metadata(self) -> dict[str, str]:
-        """What `from_tensors` needs beside the tensors."""
+        """What `from_tensors` needs beside the tensors, under one key: several would stand in random order."""
         versions = [feature.version for _, feature, _ in self.blocks]
-        return {"features": self.expression, "shape": json.dumps(self.shape), "versions": json.dumps(versions)}
+        return {_KEY: json.dumps({"features": self.expression, "shape": self.shape, "versions": versions})}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> RowFeatures:
         """The inverse of `tensors` and `metadata`: nothing is built."""
+        described = json.loads(metadata[_KEY])
         blocks = []
-        for number, block in enumerate(blocks_of(metadata["features"])):
+        for number, block in enumerate(blocks_of(described["features"])):
             prefix = f"{number}."
             known = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
             blocks.append((block.weight, image_feature(block), known))
-        channels, height, width = json.loads(metadata["shape"])
-        if json.loads(metadata["versions"]) != [feature.version for _, feature, _ in blocks]:
+        channels, height, width = described["shape"]
+        if described["versions"] != [feature.version for _, feature, _ in blocks]:
             raise InputError(
-                f"features={metadata['features']!r} were made by another version of Sluice than this one: use that."
+                f"features={described['features']!r} were made by another version of Sluice than this one: use that."
             )
-        return cls(expression=metadata["features"], shape=(channels, height, width), blocks=tuple(blocks))
+        return cls(expression=described["features"], shape=(channels, height, width), blocks=tuple(blocks))
 
 
 def presented(rows: Tensor, centre: Tensor | None) -> Tensor:

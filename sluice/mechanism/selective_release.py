@@ -179,6 +179,9 @@ class SelectiveRelease(Mechanism):
             ("sample rate", f"{self.sample_rate:.4g} ({self.expected_batch_size:g} records on average)"),
             ("noise multiplier", f"{self.sigma:.4g}"),
         ]
+        if self.prior_releases:
+            multipliers = ", ".join(f"{each:g}" for each in self.prior_releases)
+            rows.append(("before training", f"Gaussian release with noise multiplier {multipliers}"))
         gate = self.gate
         if isinstance(gate, ClippingBiasGate):
             reference = "hidden: nothing is proved" if gate.hidden_reference else f"{gate.reference_noise:.4g}"

@@ -27,7 +27,7 @@ RELEASES = {
 
 METHOD = Method(
     name="dpsgd",
-    summary="every attempt is released; unless told otherwise, gradients are clipped and a net with ReLU is trained",
+    summary="clipped gradients with noise: every attempt is released",
     proves="epsilon (PLD, RDP)",
     mechanism=SelectiveRelease,
     plan=selective_mechanism,

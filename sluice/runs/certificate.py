@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -20,6 +20,9 @@ from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
 
 FORMAT = 1
+
+FEATURE_STATEMENTS = "features.json"
+"""Where a run says what its model sees: a list of sentences."""
 
 #: How far a recomputed epsilon may lie above the certified one: rounding of another machine, nothing more.
 TOLERANCE = 1e-6
@@ -61,10 +64,29 @@ def build_certificate(folder: RunFolder) -> dict[str, Any]:
         Built from public values only. ``privacy.epsilon`` is a bound by a sound accountant or null, never a claim.
     """
     contents = read_ledger(folder.ledger_path)
-    return certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
+    return _certificate(folder, contents)
 
 
-def certificate_of(contents: LedgerContents, *, configuration: str, spent: PrivacySpent) -> dict[str, Any]:
+def _certificate(folder: RunFolder, contents: LedgerContents) -> dict[str, Any]:
+    features = statements_about_features(folder, contents)
+    return certificate_of(contents, configuration=folder.config_hash, spent=spending(contents), features=features)
+
+
+def statements_about_features(folder: RunFolder, contents: LedgerContents) -> list[str]:
+    """What the run has published about where its features come from; nothing for runs of earlier versions."""
+    path = folder.public / FEATURE_STATEMENTS
+    if path.name not in contents.published:
+        return []
+    statements = parse_json(read_bytes(path), what=str(path))
+    if not isinstance(statements, list) or not all(isinstance(each, str) for each in statements):
+        raise DataError(f"{path} must be a list of sentences.")
+    return statements
+
+
+def certificate_of(
+    contents: LedgerContents, *, configuration: str, spent: PrivacySpent, features: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the ledger says, and ``features``, sentences about what the model sees, where there are some."""
     header, mechanism = contents.header, mechanism_of(contents.header)
     proved = spent.epsilon is not None
     warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
@@ -96,6 +118,7 @@ def certificate_of(contents: LedgerContents, *, configuration: str, spent: Priva
         "sampling": dict(mechanism.sampling),
         "noise_source": header.noise,
         "mechanism": dict(header.mechanism),
+        "features": list(features),
         "not_accounted": list(NOT_ACCOUNTED),
         "must_not_be_published": list(MUST_NOT_BE_PUBLISHED),
         "verification": {
@@ -121,7 +144,7 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     from sluice.runs.pages import html_page, markdown_page
 
     contents = read_ledger(folder.ledger_path)
-    certificate = certificate_of(contents, configuration=folder.config_hash, spent=spending(contents))
+    certificate = _certificate(folder, contents)
     plot = epsilon_plot(contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.

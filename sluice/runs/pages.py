@@ -45,6 +45,11 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
         _guarantee(certificate),
         *_claims(certificate),
         _mechanism(certificate),
+        *(
+            [Section(title="What the model sees", items=tuple(certificate["features"]))]
+            if certificate.get("features")
+            else []
+        ),
         Section(title="What is not counted", items=tuple(certificate["not_accounted"])),
         Section(title="What must not be published", items=tuple(certificate["must_not_be_published"])),
         _verification(certificate),

@@ -76,7 +76,7 @@ def test_a_run_leaves_what_it_promises(whole, digits):
     assert result.test_accuracy is not None
     assert set(public_files(whole)) == {
         "accuracy.jsonl", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md",
-        "config.json", "epsilon.svg", "ledger.jsonl", "model.safetensors",
+        "config.json", "epsilon.svg", "features.json", "ledger.jsonl", "model.safetensors",
     }  # fmt: skip
     assert (whole / "private").stat().st_mode & 0o777 == 0o700
     assert len(read_trace(whole / "private" / "trace.jsonl")) == RELEASES

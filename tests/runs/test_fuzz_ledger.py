@@ -249,7 +249,9 @@ def check_changed_certificates(path: tuple[str | int, ...], value: Any) -> None:
         except SluiceError:
             return
     facts = {
-        key: item for key, item in changed.items() if key not in ("warnings", "not_accounted", "must_not_be_published")
+        key: item
+        for key, item in changed.items()
+        if key not in ("features", "warnings", "not_accounted", "must_not_be_published")
     }
     if not found and all(facts[key] == certificate[key] for key in facts if key != "privacy"):
         assert changed["privacy"]["epsilon"] >= certificate["privacy"]["epsilon"] * (1 - 1e-5)
