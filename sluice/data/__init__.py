@@ -14,6 +14,7 @@ from sluice.data.own import DatasetExamples, wrap
 from sluice.data.splitting import hold_out
 from sluice.data.text import BagExamples, BagsOfWords, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.transforms import ToFloat, ToIds, standardised, to_float, to_ids
+from sluice.data.weighted import WeightedBagExamples, WeightedBags, text_digests
 
 __all__ = [
     "BagExamples",
@@ -26,6 +27,8 @@ __all__ = [
     "TensorExamples",
     "ToFloat",
     "ToIds",
+    "WeightedBagExamples",
+    "WeightedBags",
     "bag_of_words",
     "hold_out",
     "load",
@@ -34,6 +37,7 @@ __all__ = [
     "names",
     "padded",
     "standardised",
+    "text_digests",
     "to_float",
     "to_ids",
     "wrap",
