@@ -36,7 +36,7 @@ class SparseLinear(nn.Linear):
         columns = columns_of(x)
         named = columns != NO_COLUMN
         if x.dim() == 3:
-            factors = named * values_of(x, self.weight.dtype)
+            factors = named * values_of(x[:, 1], self.weight.dtype)
         else:
             factors = named * scale_of(named.sum(1), self.weight.dtype).unsqueeze(1)
         rows = functional.embedding_bag(columns.clamp(min=0), self.weight.t(), per_sample_weights=factors, mode="sum")
@@ -48,9 +48,9 @@ def columns_of(x: Tensor) -> Tensor:
     return x[:, 0] if x.dim() == 3 else x
 
 
-def values_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values below the columns of weighted lists, ``[n, any]``."""
-    return x[:, 1].to(dtype) / VALUE_STEPS
+def values_of(steps: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values that stand below columns."""
+    return steps.to(dtype) / VALUE_STEPS
 
 
 def scale_of(columns: Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,7 +69,7 @@ class SparseLinearRule(NarrowLinearRule):
         columns = columns_of(call.save(x))
         lookups = Lookups.of(columns, padding=NO_COLUMN, compiled=compiled)
         if x.dim() == 3:
-            values = values_of(x, module.weight.dtype)[columns != NO_COLUMN]
+            values = values_of(x[:, 1][columns != NO_COLUMN], module.weight.dtype)
             lookups, scales = replace(lookups, factors=values), None
         else:
             scales = scale_of(lookups.sizes(), module.weight.dtype)
