@@ -15,6 +15,7 @@ from sluice.data.splitting import hold_out
 from sluice.data.text import BagExamples, BagsOfWords, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.transforms import ToFloat, ToIds, standardised, to_float, to_ids
 from sluice.data.unlabelled import ranked, read_records, unlabelled
+from sluice.data.weighted import WeightedBagExamples, WeightedBags, text_digests
 
 __all__ = [
     "BagExamples",
@@ -27,6 +28,8 @@ __all__ = [
     "TensorExamples",
     "ToFloat",
     "ToIds",
+    "WeightedBagExamples",
+    "WeightedBags",
     "bag_of_words",
     "hold_out",
     "load",
@@ -37,6 +40,7 @@ __all__ = [
     "ranked",
     "read_records",
     "standardised",
+    "text_digests",
     "to_float",
     "to_ids",
     "unlabelled",

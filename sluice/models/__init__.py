@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sluice.models.images import ColourPixelNet, ColourScatteringNet, GreyPixelNet, GreyScatteringNet
     from sluice.models.linear import BagOfWordsClassifier, LinearClassifier, SoftmaxRegression
     from sluice.models.perceptron import Perceptron
+    from sluice.models.shrinkage import accumulated_noise, shrunk
     from sluice.models.sparse import SparseLinear
     from sluice.models.text import BidirectionalLSTM, MeanEmbedding
 
@@ -28,6 +29,7 @@ _HOMES = {
     "images": ("ColourPixelNet", "ColourScatteringNet", "GreyPixelNet", "GreyScatteringNet"),
     "linear": ("BagOfWordsClassifier", "LinearClassifier", "SoftmaxRegression"),
     "perceptron": ("Perceptron",),
+    "shrinkage": ("accumulated_noise", "shrunk"),
     "sparse": ("SparseLinear",),
     "text": ("BidirectionalLSTM", "MeanEmbedding"),
 }
@@ -47,11 +49,13 @@ __all__ = [
     "SparseLinear",
     "TemperedSigmoid",
     "Tempering",
+    "accumulated_noise",
     "activation_of",
     "create_activation",
     "create_model",
     "describe_models",
     "model_names",
+    "shrunk",
 ]
 
 

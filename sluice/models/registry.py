@@ -154,6 +154,12 @@ def _softmax(request: _Request) -> nn.Module:
     return _net("linear:SoftmaxRegression")(width=request.input_shape[0], classes=request.classes)
 
 
+def _weighted_words(request: _Request) -> nn.Module:
+    if len(request.input_shape) != 1:
+        raise request.refuse("it must be (columns,), the width of weighted words. For other features use linear.")
+    return _net("linear:BagOfWordsClassifier")(words=request.input_shape[0], classes=request.classes, bias=False)
+
+
 def _linear(request: _Request) -> nn.Module:
     return _net("linear:LinearClassifier")(input_shape=request.input_shape, classes=request.classes)
 
@@ -172,6 +178,7 @@ _ENTRIES: dict[str, _Entry] = {
     "bilstm": _Entry(summary="bidirectional LSTM on word ids", build=_bilstm, has_activation=True, reads_ids=True),
     "embedding": _Entry(summary="mean of word vectors, then linear, on word ids", build=_embedding, reads_ids=True),
     "bag-of-words": _Entry(summary="linear classifier on bags of words", build=_bag_of_words),
+    "weighted-words": _Entry(summary="linear classifier without bias on weighted words", build=_weighted_words),
     "mlp": _Entry(summary="one hidden layer of 64 units on any features", build=_mlp, has_activation=True),
     "softmax": _Entry(summary="linear classifier without a bias, on rows of features", build=_softmax),
     "linear": _Entry(summary="linear classifier on any features", build=_linear),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sluice.data.weighted import VALUE_STEPS
 from sluice.gradients.contributions import RowsContribution
 from sluice.gradients.layers.bags import BagContribution, summed
 from sluice.gradients.layers.embedding import Lookups
@@ -17,19 +20,37 @@ NO_COLUMN = -1
 
 
 class SparseLinear(nn.Linear):
-    """A linear layer that also takes sets as lists of column numbers, ``[n, any]``, filled up with -1.
+    """A linear layer that also takes rows as lists of column numbers, filled up with -1.
 
-    A list of k columns stands for the row that is ``1 / sqrt(k)`` there and 0 elsewhere (an empty one for zeros); a
-    column that is named twice counts twice.
+    | integers of shape | the row that they stand for |
+    |---|---|
+    | ``[n, any]`` | a set of k columns: ``1 / sqrt(k)`` there, 0 elsewhere |
+    | ``[n, 2, any]`` | columns, and below each its value in steps of ``2^-24`` (`sluice.data.WeightedBags`); 0 elsewhere |
+
+    A column that is named twice counts twice; a list that names none stands for zeros.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
             return functional.linear(x, self.weight, self.bias)
-        named = x != NO_COLUMN
-        factors = named * scale_of(named.sum(1), self.weight.dtype).unsqueeze(1)
-        rows = functional.embedding_bag(x.clamp(min=0), self.weight.t(), per_sample_weights=factors, mode="sum")
+        columns = columns_of(x)
+        named = columns != NO_COLUMN
+        if x.dim() == 3:
+            factors = named * values_of(x[:, 1], self.weight.dtype)
+        else:
+            factors = named * scale_of(named.sum(1), self.weight.dtype).unsqueeze(1)
+        rows = functional.embedding_bag(columns.clamp(min=0), self.weight.t(), per_sample_weights=factors, mode="sum")
         return rows if self.bias is None else rows + self.bias
+
+
+def columns_of(x: Tensor) -> Tensor:
+    """The columns that lists name, ``[n, any]``."""
+    return x[:, 0] if x.dim() == 3 else x
+
+
+def values_of(steps: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values that stand below columns."""
+    return steps.to(dtype) / VALUE_STEPS
 
 
 def scale_of(columns: Tensor, dtype: torch.dtype) -> Tensor:
@@ -45,8 +66,13 @@ class SparseLinearRule(NarrowLinearRule):
         if x.is_floating_point():
             return super().record(module, call)
         compiled = call.options.compiled
-        lookups = Lookups.of(call.save(x), padding=NO_COLUMN, compiled=compiled)
-        scales = scale_of(lookups.sizes(), module.weight.dtype)
+        columns = columns_of(call.save(x))
+        lookups = Lookups.of(columns, padding=NO_COLUMN, compiled=compiled)
+        if x.dim() == 3:
+            values = values_of(x[:, 1][columns != NO_COLUMN], module.weight.dtype)
+            lookups, scales = replace(lookups, factors=values), None
+        else:
+            scales = scale_of(lookups.sizes(), module.weight.dtype)
         output, squares = summed(module.weight.detach().t(), lookups, scales=scales, compiled=compiled)
         z, tap = call.tap(output if module.bias is None else output + module.bias.detach())
         if call.trainable(module.weight):

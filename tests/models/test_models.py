@@ -28,6 +28,7 @@ MODELS = {
     "bilstm": ("bilstm", (80,), 2, 2_021_202),
     "embedding": ("embedding", (80,), 2, 20_000 * 32 + 32 * 2 + 2),
     "bag of words": ("bag-of-words", (10_000,), 2, 20_002),
+    "weighted words": ("weighted-words", (5000,), 2, 10_000),
     "mlp": ("mlp", (1, 8, 8), 10, 4_810),
     "linear": ("linear", (1, 8, 8), 10, 650),
 }
@@ -167,6 +168,7 @@ def test_a_linear_model_begins_at_zero():
         (("bilstm", (1, 28, 28), 2), "the length of one padded text"),
         (("embedding", (1, 28, 28), 2), "the length of one padded text"),
         (("bag-of-words", (80, 2), 2), "the width of a bag"),
+        (("weighted-words", (80, 2), 2), "the width of weighted words"),
         (("linear", (), 2), "sizes of one record"),
         (("linear", (3, 0), 2), "sizes of one record"),
         (("linear", (3,), 1), "at least 2"),

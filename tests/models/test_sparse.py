@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sluice.data import BagExamples, Sequences, bag_of_words
+from sluice.data import BagExamples, Examples, LabelledSequences, Sequences, bag_of_words
+from sluice.features.words import WeightedWords
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.models import LinearClassifier, SparseLinear, create_model
 from sluice.training.engine import PrivacyEngine
@@ -31,13 +33,26 @@ def lists_and_rows(n: int) -> tuple[Tensor, Tensor]:
     return lists, rows
 
 
+def weighted_lists_and_rows(n: int) -> tuple[Tensor, Tensor]:
+    """The same with a value for each column, of either sign, and numbers that mean nothing where no column is named."""
+    lists, rows = lists_and_rows(n)
+    steps = torch.randint(-(2**24), 2**24, lists.shape, generator=torch.Generator().manual_seed(n), dtype=torch.int32)
+    rows.zero_()
+    for row, columns, values in zip(rows, lists.long(), steps / 2**24, strict=True):
+        row.index_add_(0, columns[columns >= 0], values[columns >= 0])
+    return torch.stack((lists, steps), dim=1), rows
+
+
 @pytest.mark.parametrize("n", [0, 1, 7, 300])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_gradients_agree_with_the_oracle(n: int, bias: bool, compiled: bool) -> None:
+@pytest.mark.parametrize("made", [lists_and_rows, weighted_lists_and_rows])
+def test_gradients_agree_with_the_oracle(
+    n: int, bias: bool, compiled: bool, made: Callable[[int], tuple[Tensor, Tensor]]
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(SparseLinear(WIDTH, 3, bias=bias))
-    lists, rows = lists_and_rows(n)
+    lists, rows = made(n)
     y, weights = torch.randn(n), torch.rand(n)
     torch.testing.assert_close(model(lists), F.linear(rows, model[0].weight, model[0].bias), rtol=1e-5, atol=1e-6)
 
@@ -60,8 +75,9 @@ def test_gradients_agree_with_the_oracle(n: int, bias: bool, compiled: bool) -> 
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_broken_record_leaves_the_others_alone(compiled: bool) -> None:
-    lists, _ = lists_and_rows(20)
+@pytest.mark.parametrize("made", [lists_and_rows, weighted_lists_and_rows])
+def test_a_broken_record_leaves_the_others_alone(compiled: bool, made: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    lists, _ = made(20)
     engine = PerSampleGradients(SparseLinear(WIDTH, 3), options=GradientOptions(compiled=compiled))
 
     def sums(y: Tensor, weights: Tensor) -> dict[str, Tensor]:
@@ -78,7 +94,7 @@ def test_a_broken_record_leaves_the_others_alone(compiled: bool) -> None:
         torch.testing.assert_close(found[name], value)
 
 
-def trained(examples: BagExamples, model: nn.Module) -> dict[str, Tensor]:
+def trained(examples: Examples, model: nn.Module) -> dict[str, Tensor]:
     engine = PrivacyEngine(seed=3)
     engine.make_private(
         module=model,
@@ -108,10 +124,20 @@ def test_training_on_lists_and_on_rows_gives_the_same_weights() -> None:
         torch.testing.assert_close(lists[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_the_longest_text_does_not_decide_how_chunks_are_cut() -> None:
-    rows = set()
-    for length in (3, 9000):
-        engine = PerSampleGradients(SparseLinear(WIDTH, 2), expected_batch_size=5000.0)
-        engine.prepare(torch.zeros(2, length, dtype=torch.int32))
-        rows.add(engine.chunk_rows)
-    assert rows == {1024}
+def test_weighted_lists_and_rows_give_the_same_weights() -> None:
+    generator = torch.Generator().manual_seed(1)
+    texts: list[Any] = [torch.randint(1, 60, (i % 15,), generator=generator).tolist() for i in range(200)]
+    texts_with_labels = LabelledSequences(sequences=Sequences.from_lists(texts), labels=torch.arange(200) % 2)
+    examples = WeightedWords(vocabulary=WIDTH, negation=0).examples(texts_with_labels)
+    rows = trained(examples, create_model("weighted-words", (WIDTH,), 2))
+    lists = trained(examples.listed(), create_model("weighted-words", (WIDTH,), 2))
+    assert list(rows) == list(lists) == ["classifier.weight"]
+    assert rows["classifier.weight"].abs().max() > 0
+    torch.testing.assert_close(lists["classifier.weight"], rows["classifier.weight"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3,), (9000,), (2, 3), (2, 9000)])
+def test_the_longest_text_does_not_decide_how_chunks_are_cut(shape: tuple[int, ...]) -> None:
+    engine = PerSampleGradients(SparseLinear(WIDTH, 2), expected_batch_size=5000.0)
+    engine.prepare(torch.zeros(2, *shape, dtype=torch.int32))
+    assert engine.chunk_rows == 1024
