@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sluice._base.errors import InputError
 from sluice.features.base import ImageShape
-from sluice.features.native.patches import NativeDictionary, library, packed, product
+from sluice.features.native.patches import ROWS, NativeDictionary, library, packed, product
 from sluice.features.patch_dictionary import Dictionary
 from sluice.features.projection import ChannelComponents, JointComponents
 
@@ -81,7 +81,8 @@ class PatchExtractor:
         for first in range(0, len(into), _TOGETHER):
             here = into[first : first + _TOGETHER]
             self._reduce([each[first : first + _TOGETHER] for each in prepared], reduced)
-            product(reduced, self._joint, into=product_of)
+            rows = _filled(len(here))
+            product(reduced[:rows], self._joint, into=product_of[:rows])
             torch.sub(product_of[: len(here), : self.width], self.joint.offset, out=here)
 
     def _reduce(self, prepared: Sequence[Tensor], reduced: Tensor) -> None:
@@ -92,10 +93,11 @@ class PatchExtractor:
             for first in range(0, len(planes), _AT_ONCE):
                 part = planes[first : first + _AT_ONCE]
                 kernel(part, into=responses[: len(part)])
+                rows = _filled(len(part))
                 for cell, matrix in enumerate(cells):
                     at = column + cell * wide
-                    out = reduced[first : first + _AT_ONCE, at : at + wide]
-                    product(responses[:, cell * across : (cell + 1) * across], matrix, into=out)
+                    out = reduced[first : first + rows, at : at + wide]
+                    product(responses[:rows, cell * across : (cell + 1) * across], matrix, into=out)
             column += len(cells) * wide
 
     def _by_product(self, image: Tensor, into: Tensor) -> None:
@@ -119,6 +121,11 @@ def responses(dictionary: Dictionary, images: Tensor) -> Tensor:
         else:
             kernel(prepared, into=into)
     return found
+
+
+def _filled(count: int) -> int:
+    """Rows of a product: what stands in those beyond the count does not reach the others."""
+    return -(-count // ROWS) * ROWS
 
 
 def _spread(matrix: Tensor, channels: Sequence[ChannelComponents]) -> Tensor:

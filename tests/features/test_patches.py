@@ -40,7 +40,7 @@ def fitted(shape):
 @cache
 def some_images(shape):
     channels, height, width = shape
-    return dead_leaves(50, height=height, width=width, channels=channels, seed=7).float() / 255
+    return dead_leaves(30, height=height, width=width, channels=channels, seed=7).float() / 255
 
 
 def oracle(images, made):
@@ -106,14 +106,14 @@ def test_the_kernel_agrees_with_matrix_products(monkeypatch):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_is_a_function_of_its_image_bit_for_bit(shape, way):
-    images, made = some_images(shape), fitted(shape)
+    images, made = some_images(shape)[: 30 if way == "in C" else 6], fitted(shape)
     extract = TINY.extractor(shape, made)
     expected = extract(images)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     assert torch.equal(extract(images[order]), expected[order])
-    for first, last in ((0, 1), (3, 20), (25, 50), (49, 50)):
+    for first, last in ((0, 1), (3, 6), (2, 27), (25, 30)):
         assert torch.equal(extract(images[first:last]), expected[first:last])
-    assert torch.equal(TINY.finish(expected, made)[17:18], TINY.finish(expected[17:18], made))
+    assert torch.equal(TINY.finish(expected, made)[3:4], TINY.finish(expected[3:4], made))
 
 
 def test_threads_and_large_batches_change_no_bit():
@@ -145,7 +145,7 @@ def test_mirror_images_have_the_same_row(shape, way):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_image_spoils_no_other(bad, way):
     shape = (3, 32, 32)
-    extract, images = TINY.extractor(shape, fitted(shape)), some_images(shape).clone()
+    extract, images = TINY.extractor(shape, fitted(shape)), some_images(shape)[:6].clone()
     expected = extract(images)
     images[4, 0, 5, 5] = bad
     found = extract(images)
