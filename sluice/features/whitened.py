@@ -89,7 +89,7 @@ class WhitenedScattering(ImageFeature):
     def _synthetic(self, shape: ImageShape) -> Tensor:
         channels, height, width = shape
         if self.prior == "dead-leaves":
-            from sluice.features.synthetic.dead_leaves import dead_leaves  # type: ignore[import-not-found]
+            from sluice.features.synthetic.dead_leaves import dead_leaves
 
             leaves: Tensor = dead_leaves(self.references, height=height, width=width, channels=channels, seed=_SEED)
             return leaves
