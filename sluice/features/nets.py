@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.features.base import Constants, Extractor, ImageFeature, ImageShape
 from sluice.features.batches import in_batches
 from sluice.features.constants import constants as kept_constants
@@ -28,7 +29,7 @@ ANGLES = (-9.0, 9.0)
 
 _BATCH = 128
 _REFERENCES = 3000
-_CLASS_SEED, _TRAINING_SEED, _REFERENCE_SEED = 0, 1, 10_000
+_REFERENCE_SEED = 10_000
 _SMALLEST, _LARGEST = 16, 64
 
 
@@ -45,6 +46,7 @@ class SyntheticNet(ImageFeature):
         channels: of the first convolution; the second has twice and the third four times as many, the embedding eight.
         classes: how many classes of synthetic images the net learns to tell apart.
         training_steps: batches of 256 images.
+        seed: of the classes and of the net. Several nets with different seeds know more than one.
     """
 
     layer: str = "embedding"
@@ -53,10 +55,13 @@ class SyntheticNet(ImageFeature):
     channels: int = 32
     classes: int = 1000
     training_steps: int = 1500
+    seed: int = 0
 
     def __post_init__(self) -> None:
         validate.one_of(LAYERS, layer=self.layer)
         validate.positive_integer(channels=self.channels, classes=self.classes, training_steps=self.training_steps)
+        if not 0 <= self.seed < _REFERENCE_SEED:
+            raise InputError(f"seed={self.seed} is not allowed: it must be an integer from 0 to {_REFERENCE_SEED - 1}.")
 
     @abstractmethod
     def source(self, shape: ImageShape) -> SyntheticClasses:
@@ -81,7 +86,7 @@ class SyntheticNet(ImageFeature):
                 self.source(shape),
                 channels=self.channels,
                 steps=self.training_steps,
-                seed=_TRAINING_SEED,
+                seed=self.seed,
                 advance=advance,
             )
         else:
@@ -137,7 +142,7 @@ class StrokeNet(SyntheticNet):
 
     def source(self, shape: ImageShape) -> SyntheticClasses:
         _, height, width = shape
-        return PenStrokes(classes=self.classes, height=height, width=width, seed=_CLASS_SEED, upright=self.deskew)
+        return PenStrokes(classes=self.classes, height=height, width=width, seed=self.seed, upright=self.deskew)
 
     def references(self, shape: ImageShape) -> Tensor:
         return pen_strokes(_REFERENCES, height=shape[1], width=shape[2], seed=_REFERENCE_SEED)
@@ -155,7 +160,7 @@ class SilhouetteNet(SyntheticNet):
     training_steps: int = 800
 
     def source(self, shape: ImageShape) -> SyntheticClasses:
-        return Silhouettes(classes=self.classes, height=shape[1], width=shape[2], seed=_CLASS_SEED)
+        return Silhouettes(classes=self.classes, height=shape[1], width=shape[2], seed=self.seed)
 
     def references(self, shape: ImageShape) -> Tensor:
         return silhouettes(_REFERENCES, height=shape[1], width=shape[2], seed=_REFERENCE_SEED)

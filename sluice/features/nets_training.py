@@ -78,6 +78,8 @@ def pretrained(
         torch.manual_seed(seed)
         net = ConvolutionalNet(channels=channels, classes=source.classes)
     generator = torch.Generator().manual_seed(seed)
+    # Where the processor multiplies bfloat16 itself, this halves the time. The weights are float32 in any case.
+    short_numbers = torch.cpu._is_avx512_bf16_supported()
     optimizer = torch.optim.AdamW(net.parameters(), lr=_PEAK_RATE, weight_decay=_WEIGHT_DECAY)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -85,7 +87,9 @@ def pretrained(
         labels = torch.randint(source.classes, (BATCH,), generator=generator)
         images = source.draw(labels, generator).contiguous(memory_format=torch.channels_last)
         with torch.enable_grad():
-            loss = functional.cross_entropy(net(images), labels, label_smoothing=_SMOOTHING)
+            with torch.autocast("cpu", torch.bfloat16, enabled=short_numbers):
+                scores = net(images)
+            loss = functional.cross_entropy(scores.float(), labels, label_smoothing=_SMOOTHING)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
         optimizer.step()

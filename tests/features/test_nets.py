@@ -76,6 +76,11 @@ def test_a_machine_makes_the_same_bytes_each_time(kind):
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
+def test_another_seed_gives_another_net():
+    first, other = (StrokeNet(seed=seed, **TINY).fit(SHAPE, advance=ignore) for seed in (0, 1))
+    assert not torch.equal(first["first.weight"], other["first.weight"])
+
+
 def test_training_leaves_the_random_numbers_of_others_alone():
     torch.manual_seed(4)
     expected = torch.rand(3)
@@ -142,7 +147,9 @@ def test_other_shapes_are_refused(shape):
         StrokeNet().require_shape(shape)
 
 
-@pytest.mark.parametrize("options", [{"layer": "scores"}, {"channels": 0}, {"classes": 1.5}, {"training_steps": -1}])
+@pytest.mark.parametrize(
+    "options", [{"layer": "scores"}, {"channels": 0}, {"classes": 1.5}, {"training_steps": -1}, {"seed": -1}]
+)
 def test_bad_options_are_refused(options):
     with pytest.raises(InputError, match="is not allowed"):
         StrokeNet(**options)
