@@ -9,17 +9,31 @@ import torch
 from torch import Tensor
 
 from sluice._base.errors import InputError
-from sluice.data import DataSplits, Examples, TensorExamples, ToFloat, load
+from sluice.data import (
+    DataSplits,
+    Examples,
+    LabelledSequences,
+    TensorExamples,
+    ToFloat,
+    load,
+    load_sequences,
+    load_word_index,
+    ranked,
+)
 from sluice.data import names as data_set_names
 from sluice.data.text import BagExamples
 from sluice.data.transforms import unscaled
 from sluice.experiments.settings import TrainSettings
 from sluice.features import GroupNormalisation, RowFeatures, Scattering, scattering_features
+from sluice.features.building import text_feature
 from sluice.features.cache import PRODUCTS_ONLY, TRANSFORM_VERSION
+from sluice.features.catalog import blocks_of
 from sluice.features.examples import RowExamples
+from sluice.features.words import WeightedWords
 
 TEXT_DATA_SETS = ("imdb",)
-BAG_OF_WORDS = "bag-of-words"
+BAG_OF_WORDS, WEIGHTED_WORDS = "bag-of-words", "weighted-words"
+MOST_RANKS = 2**31
 NORMALISED_AT_ONCE = 1 << 30
 """Up to this many bytes, normalised coefficients are kept in memory; beyond, each batch is normalised when it is read."""
 
@@ -57,6 +71,9 @@ def prepare(
         Record i of the result is a function of record i of the data and of public constants alone, so that this costs
         no privacy.
     """
+    block = blocks_of(settings.features)[0]
+    if block.name == WEIGHTED_WORDS:
+        return _weighted(settings, text_feature(block), data_dir)
     if settings.features == "bag-of-words":
         if settings.dataset not in TEXT_DATA_SETS:
             raise InputError(
@@ -81,6 +98,27 @@ def prepare(
     )
 
 
+def _weighted(settings: TrainSettings, words: WeightedWords, data_dir: str | Path | None) -> DataSplits:
+    """Texts as weighted words; the user's own are rows of word ranks, the most frequent being 1, filled up with 0."""
+    if settings.dataset in TEXT_DATA_SETS:
+        parts = load_sequences(settings.dataset, data_dir=data_dir)
+        index = load_word_index(data_dir=data_dir) if words.negation else None
+        train, test = (words.examples(part, word_index=index) for part in parts)
+        splits = load(settings.dataset, data_dir=data_dir)
+        return replace(splits, kind="features", train=train, test=test)
+    if settings.dataset in data_set_names():
+        raise InputError(
+            f"features={settings.features!r} is not allowed for dataset={settings.dataset!r}: it is for texts. "
+            "See 'sluice features list'."
+        )
+    splits = load(settings.dataset, kind="text", vocabulary=MOST_RANKS, classes=settings.classes)
+    train, test = (
+        words.examples(LabelledSequences(sequences=ranked(_inputs(part).numpy()), labels=part.labels))
+        for part in (splits.train, splits.test)
+    )
+    return replace(splits, train=train, test=test)
+
+
 def with_features(
     settings: TrainSettings, raw: Examples, *, rows: RowFeatures | None = None, centre: Tensor | None = None
 ) -> Examples:
@@ -91,7 +129,7 @@ def with_features(
         centre: the released mean of the rows, where there is one.
     """
     if rows is not None:
-        seen = rows.of_images(_images(raw), show_progress=False, cache=False)
+        seen = rows.of_images(_inputs(raw), show_progress=False, cache=False)
         return RowExamples(seen, raw.labels, rows).presented(centre)
     if settings.features == "scattering":
         return _scattered(raw, TRANSFORM_VERSION, show_progress=False, cache=False)
@@ -105,7 +143,7 @@ def _with_rows(splits: DataSplits, expression: str, show_progress: bool) -> Data
     features = RowFeatures.of(expression, (channels, height, width), show_progress=show_progress)
     train, test = (
         RowExamples(
-            features.of_images(_images(part), show_progress=show_progress),
+            features.of_images(_inputs(part), show_progress=show_progress),
             part.labels,
             features,
             digests=part.digests(),
@@ -115,8 +153,8 @@ def _with_rows(splits: DataSplits, expression: str, show_progress: bool) -> Data
     return replace(splits, train=train, test=test)
 
 
-def _images(examples: Examples) -> Tensor:
-    """All images as they were stored, bytes if they were bytes."""
+def _inputs(examples: Examples) -> Tensor:
+    """All records as they were stored: images as bytes if they were bytes."""
     if isinstance(examples, TensorExamples) and examples.inputs.dtype == torch.uint8:
         return examples.inputs
     return examples.batch(torch.arange(len(examples)))[0]
@@ -132,7 +170,7 @@ def _no_images(settings: TrainSettings) -> InputError:
     images = ", ".join(name for name in data_set_names() if name not in TEXT_DATA_SETS)
     return InputError(
         f"features={settings.features!r} is not allowed for dataset={settings.dataset!r}: it is for images ({images}, or "
-        "your own). Use 'plain', or 'bag-of-words' for imdb."
+        "your own). Use 'plain', or 'weighted-words' for imdb."
     )
 
 

@@ -291,7 +291,10 @@ def _defaults(dataset: str, method: str, epsilon: float, recipe: str | None, acc
 
 def _model_for(dataset: str, features: str) -> str | None:
     """The model that features are made for, where there is one."""
-    return "softmax" if has_rows(features) else _MODEL_OF_FEATURES.get((dataset, features))
+    if has_rows(features):
+        return "softmax"
+    name = blocks_of(features)[0].name
+    return name if name == "weighted-words" else _MODEL_OF_FEATURES.get((dataset, features))
 
 
 def settings_from(

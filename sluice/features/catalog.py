@@ -42,6 +42,11 @@ class FeatureEntry:
     @property
     def origin(self) -> str:
         """Where the feature's constants come from: what a certificate says of it."""
+        if self.domain == "texts":
+            return (
+                "Which words there are, and how frequent, comes from a word index that is taken to be public; each text is "
+                "transformed by itself."
+            )
         if self.prior is None:
             return "It has no constants that were learned from data; each record is transformed by itself."
         return f"Its constants were made from synthetic images ({self.prior}). No record of any data set enters them."
@@ -52,7 +57,9 @@ FEATURES: dict[str, FeatureEntry] = {
     "scattering": FeatureEntry(summary="scattering coefficients, normalised within each image", domain="images"),
     "bag-of-words": FeatureEntry(summary="which frequent words a text holds", domain="texts"),
     "weighted-words": FeatureEntry(
-        summary="words weighted by rank, position and negation", domain="texts", implementation="words:WeightedWords"
+        summary="words of texts, weighted by place, negation and public rank",
+        domain="texts",
+        implementation="words:WeightedWords",
     ),
     "whitened-scattering": FeatureEntry(
         summary="scattering coefficients, centred and whitened by synthetic images",

@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from sluice._base import codec
 from sluice._base.errors import InputError
 from sluice._base.progress import progress
 from sluice.features.base import Constants, ImageFeature, ImageShape
+from sluice.features.building import image_feature
 from sluice.features.cache import kept, name_of
-from sluice.features.catalog import Block, blocks_of
+from sluice.features.catalog import blocks_of
 from sluice.features.constants import constants
 
 BIAS_INPUT = 0.3
@@ -26,20 +24,6 @@ BIAS_INPUT = 0.3
 _KEY = "features"
 _IMAGES_AT_ONCE = 1024
 _ROWS_AT_ONCE = 1024
-
-
-def image_feature(block: Block) -> ImageFeature:
-    """The feature that a block names, with its options."""
-    if block.entry.implementation is None or block.entry.domain != "images":
-        raise InputError(f"features={block.name!r} is not allowed here: it makes no rows of images.")
-    module, name = block.entry.implementation.split(":")
-    feature: type[ImageFeature] = getattr(import_module(f"sluice.features.{module}"), name)
-    kinds = {option: kind for option, kind in get_type_hints(feature).items() if option in feature.__dataclass_fields__}
-    unknown = sorted(set(block.options) - set(kinds))
-    if unknown:
-        allowed = f"it has {', '.join(sorted(kinds))}" if kinds else "it has none"
-        raise InputError(f"features={block.name!r} has no option {', '.join(unknown)}: {allowed}.")
-    return feature(**{option: _typed(option, value, kinds[option]) for option, value in block.options.items()})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,14 +161,4 @@ def _scaled(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255.0) if images.dtype == torch.uint8 else images.to(torch.float32)
 
 
-def _typed(name: str, value: str | bool, kind: Any) -> Any:
-    """An option as its field wants it: numbers are written as JSON writes them."""
-    try:
-        read = json.loads(value) if isinstance(value, str) and kind is not str else value
-    except ValueError:
-        read = value
-    typed = codec.decode(kind, read, what=name)
-    return float(typed) if kind is float else typed
-
-
-__all__ = ["BIAS_INPUT", "RowFeatures", "fixed_rows", "image_feature", "presented", "unit_rows"]
+__all__ = ["BIAS_INPUT", "RowFeatures", "fixed_rows", "presented", "unit_rows"]

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from sluice._base.errors import InputError
 from sluice.features.base import Constants, Extractor, ImageFeature, ImageShape
-from sluice.features.catalog import Block
+from sluice.features.building import image_feature, text_feature
+from sluice.features.catalog import Block, blocks_of
 from sluice.features.constants import constants, constants_path
 from sluice.features.examples import RowExamples
-from sluice.features.rows import BIAS_INPUT, RowFeatures, image_feature, presented, unit_rows
+from sluice.features.rows import BIAS_INPUT, RowFeatures, presented, unit_rows
 
 SHAPE = (1, 4, 4)
 
@@ -152,3 +153,16 @@ def test_labelled_rows_keep_their_features_and_digests_in_subsets(features: RowF
 def test_what_makes_no_rows_is_refused():
     with pytest.raises(InputError, match="makes no rows"):
         image_feature(Block(name="plain"))
+    with pytest.raises(InputError, match="nothing to build"):
+        image_feature(Block(name="scattering"))
+
+
+def test_options_are_typed_as_their_fields_are():
+    (block,) = blocks_of("weighted-words:vocabulary=300,end=2,negation=0")
+    feature = text_feature(block)
+    assert (feature.vocabulary, feature.end, feature.negation) == (300, 2.0, 0.0)
+    assert isinstance(feature.end, float)
+    with pytest.raises(InputError, match="vocabulary='many' is not allowed"):
+        text_feature(Block(name="weighted-words", options={"vocabulary": "many"}))
+    with pytest.raises(InputError, match=r"has no option colour: it has .*vocabulary"):
+        text_feature(Block(name="weighted-words", options={"colour": True}))
