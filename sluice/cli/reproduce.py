@@ -9,8 +9,6 @@ import typer
 
 from sluice.cli.output import JsonFlag, print_json, print_table
 
-RESULTS = Path("results") / "accuracy"
-
 app = typer.Typer(help="Recompute a table of the DPSR-CG paper.", no_args_is_help=True)
 
 
@@ -90,29 +88,42 @@ def q_sup(json: JsonFlag = False) -> None:
 
 @app.command("accuracy")
 def accuracy(
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table",
+            help="same-nets: the paper's methods with its nets and settings; best: the best recipe that is known for each "
+            "data set, with and without the gate.",
+        ),
+    ] = "same-nets",
     datasets: Annotated[
         list[str] | None,
-        typer.Option("--datasets", help="Names, separated by commas; all: the paper's four.", show_default="mnist"),
+        typer.Option("--datasets", help="Names, separated by commas; all: the paper's four.", show_default="all"),
     ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            "--methods", help="Names, or METHOD:VARIANT, separated by commas; all: every method.", show_default="all"
+            "--methods",
+            help="Names, or METHOD:VARIANT, separated by commas; all: every method.",
+            show_default="the table's",
         ),
     ] = None,
     epsilons: Annotated[
         list[str] | None,
-        typer.Option("--epsilons", help="Headings of the table, separated by commas.", show_default="3"),
+        typer.Option("--epsilons", help="Headings of the table, separated by commas.", show_default="1,2,3"),
     ] = None,
     seeds: Annotated[
-        list[str] | None, typer.Option("--seeds", help="One run for each, separated by commas.", show_default="0")
+        list[str] | None,
+        typer.Option("--seeds", help="One run for each, separated by commas.", show_default="the table's"),
     ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change a setting in every cell; needs --tag; repeatable."),
     ] = None,
     tag: Annotated[str, typer.Option("--tag", help="A name for what --set changes, to keep results apart.")] = "",
-    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = RESULTS,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Folder of the stored results.", show_default="the table's")
+    ] = None,
     work: Annotated[
         Path | None, typer.Option("--work", help="Folder for unfinished cells; in the user's cache if not given.")
     ] = None,
@@ -140,7 +151,7 @@ def accuracy(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The paper's table of accuracies: ours beside the printed numbers, with what is proved and what is claimed.
+    """Tables of accuracies: ours beside the paper's printed numbers, with what is proved and what is claimed.
 
     Each cell is one seeded run of sluice train's own code. Its result is stored as a small JSON file and re-used; a cell
     that was interrupted resumes when the same command is given again. With --again, results of these cells
@@ -148,17 +159,22 @@ def accuracy(
 
     Example: sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3 --seeds 0,1,2
     """
+    from sluice._base import validate
     from sluice.cli.reproduce_accuracy import Request, reproduce_accuracy
+    from sluice.experiments.tables.accuracy_tables import TABLES
 
+    validate.one_of(TABLES, table=table)
+    preset = TABLES[table]
     reproduce_accuracy(
         Request(
-            datasets=tuple(datasets or ["mnist"]),
-            methods=tuple(methods or ["all"]),
-            epsilons=tuple(epsilons or ["3"]),
-            seeds=tuple(seeds or ["0"]),
+            table=preset,
+            datasets=tuple(datasets or preset.datasets),
+            methods=tuple(methods or preset.methods),
+            epsilons=tuple(epsilons or preset.epsilons),
+            seeds=tuple(seeds or preset.seeds),
             changes=tuple(change or ()),
             tag=tag,
-            results=results,
+            results=results or preset.results,
             work=work,
             data_dir=data_dir,
             output=output,

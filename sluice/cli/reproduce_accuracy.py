@@ -25,6 +25,7 @@ from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
 from sluice.experiments.tables.accuracy_results import source_state
 from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell
 from sluice.experiments.tables.accuracy_table import Line, table_lines
+from sluice.experiments.tables.accuracy_tables import AccuracyTable
 from sluice.experiments.tables.accuracy_texts import COLUMNS, below_the_printed, block_title, blocks, cells_of
 
 Number = TypeVar("Number", int, float)
@@ -34,6 +35,7 @@ Number = TypeVar("Number", int, float)
 class Request:
     """The command line as it was typed."""
 
+    table: AccuracyTable
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     epsilons: tuple[str, ...]
@@ -62,6 +64,7 @@ def reproduce_accuracy(request: Request) -> None:
         methods=_words(request.methods),
         epsilons=epsilons,
         seeds=_numbers("seeds", request.seeds, int),
+        recipe=request.table.recipe,
         overrides=parse_overrides(request.changes),
         tag=request.tag,
     )
@@ -85,7 +88,7 @@ def reproduce_accuracy(request: Request) -> None:
             else:
                 found[outcome.cell] = outcome.result
     lines = table_lines(plan, found, epsilons=epsilons, failures=failures)
-    files = write_table(lines, request.output or request.results / "table")
+    files = write_table(lines, request.output or request.results / "table", references=request.table.references)
     if request.as_json:
         print_json(_as_json(plan, found, lines, files, failures, reused=len(stock.results)))
     else:

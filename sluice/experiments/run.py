@@ -24,6 +24,7 @@ from sluice.experiments.evaluation import accuracy
 from sluice.experiments.feature_statements import feature_statements
 from sluice.experiments.mean_release import MEAN, released_mean
 from sluice.experiments.settings import TrainSettings, settings_of
+from sluice.experiments.shrinking import shrunk_model
 from sluice.experiments.update_rule import make_optimizer
 from sluice.features import RowFeatures
 from sluice.features.examples import RowExamples
@@ -342,7 +343,10 @@ class Training:
 
     @contextmanager
     def _published_model(self) -> Iterator[nn.Module]:
-        """The average of the released weights, where one is kept, else the last ones."""
+        """The average of the released weights, where one is kept, else the last ones, shrunk if the settings say so."""
+        if self.settings.shrinkage is not None:
+            yield shrunk_model(self.model, self.settings, self.mechanism, releases=self.engine.released)
+            return
         if not self.settings.ema_decay:
             yield self.model
             return

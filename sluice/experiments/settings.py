@@ -7,19 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from sluice._base import codec, validate
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import parse_json
+from sluice.experiments.defaults import default_values, matched, method_of
 from sluice.features.catalog import blocks_of, has_rows
 from sluice.models import activation_of, model_names
-
-if TYPE_CHECKING:
-    from sluice.methods import Method
-    from sluice.methods.recipes import Recipe
-
-RECIPE_KINDS = ("best", "paper")
 
 DATA, BUDGET, OPTIMISATION, GATE, RUN = "Data and model", "Budget", "Optimisation", "Scaling and gate", "Run"
 """The groups that settings are shown in."""
@@ -98,6 +93,12 @@ class TrainSettings:
     ema_decay: float = _setting(
         0.0, OPTIMISATION, "Weight of the past in the average of released weights that is published; 0: the last."
     )
+    shrinkage: float | None = _setting(
+        None,
+        OPTIMISATION,
+        "Shrink the published weights of a linear model by this many standard deviations of the noise in them.",
+        **codec.ADDED_IF_GIVEN,
+    )
     accountant: str = _setting("pld", BUDGET, "What proves epsilon, the tighter first", choices=("pld", "rdp"))
     seed: int | None = _setting(None, RUN, "Repeatable noise, for experiments only; cryptographic if not given.")
     hold_out: float = _setting(
@@ -133,7 +134,7 @@ class TrainSettings:
         validate.positive_integer(releases=self.releases)
         self._require_batches()
         blocks_of(self.features)
-        for name in ("noise_multiplier", "gate_noise", "mean_noise"):
+        for name in ("noise_multiplier", "gate_noise", "mean_noise", "shrinkage"):
             if getattr(self, name) is not None:
                 validate.positive(**{name: getattr(self, name)})
         if self.reference_noise is not None:
@@ -158,6 +159,16 @@ class TrainSettings:
                 "hidden_reference=True needs noise_multiplier: nothing is proved for a hidden reference, so no noise can "
                 "be calibrated to an epsilon."
             )
+        if self.mean_noise is not None and not (self.has_rows and method_of(self.method).is_selective):
+            raise InputError(
+                f"mean_noise={self.mean_noise} is not allowed with features={self.features!r} and method={self.method!r}: only "
+                "rows of images, under methods that sample each record alike, are centred. Leave it out."
+            )
+        if self.shrinkage is not None and not self.noise_of_weights_is_known:
+            raise InputError(
+                f"shrinkage={self.shrinkage} is not allowed here: the noise in each weight is only known for softmax and "
+                "weighted-words with sgd, a constant learning rate, no average, and methods that sample each record alike."
+            )
         object.__setattr__(self, "options", asdict(self.own_options))
 
     def _require_batches(self) -> None:
@@ -171,6 +182,15 @@ class TrainSettings:
     def has_rows(self) -> bool:
         """Whether the model sees rows of norm 1."""
         return has_rows(self.features)
+
+    @property
+    def noise_of_weights_is_known(self) -> bool:
+        """Whether the noise that training leaves in each weight is one public number."""
+        return (
+            self.model in ("softmax", "weighted-words")
+            and (self.optimizer, self.lr_schedule, self.ema_decay) == ("sgd", "constant", 0.0)
+            and method_of(self.method).is_selective
+        )
 
     @property
     def own_options(self) -> Any:
@@ -212,22 +232,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The settings that are one of a few words."""
 
 
-# The features that a model is made for; any other model takes what its data set has.
-_FEATURES_OF_MODEL = {
-    "pixel-cnn": "plain",
-    "scattering-cnn": "scattering",
-    "bilstm": "plain",
-    "embedding": "plain",
-    "bag-of-words": "bag-of-words",
-}
-_MODEL_OF_FEATURES = {
-    ("imdb", "bag-of-words"): "bag-of-words",
-    ("imdb", "plain"): "embedding",
-    ("mnist", "plain"): "pixel-cnn",
-    ("fashion-mnist", "plain"): "pixel-cnn",
-    ("cifar-10", "plain"): "pixel-cnn",
-}
-
 _BIAS_GATE_ONLY = (
     "beta",
     "clip_range",
@@ -239,62 +243,12 @@ _BIAS_GATE_ONLY = (
 )
 
 
-def known_recipe(dataset: str) -> Recipe | None:
-    """The best recipe for a data set; for the user's own images one that fits their shape and number, which are public."""
-    from sluice.methods.recipes import RECIPES, recipe_for_rows
-
-    if dataset in RECIPES or Path(dataset).suffix != ".npz":
-        return RECIPES.get(dataset)
-    from sluice.data.header import array_header
-
-    found = array_header(Path(dataset))
-    if found is None:
-        return None
-    features = features_for(found.image_shape)
-    return None if features is None else recipe_for_rows(features, records=found.records)
-
-
-def features_for(shape: tuple[int, int, int] | None) -> str | None:
-    """The features for images of a shape that no recipe was searched for; None where plain records are as good."""
-    if shape is None or not all(16 <= length <= 64 for length in shape[1:]):
-        return None
-    return {1: "whitened-scattering", 3: "patches"}.get(shape[0])
-
-
-def method_of(name: str) -> Method:
-    """As in `sluice.methods`, which brings the accountants along: help is shown without them."""
-    from sluice import methods
-
-    return methods.method_of(name)
-
-
 def default_settings(
     dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0, recipe: str | None = None
 ) -> TrainSettings:
     """What a method trains a data set with unless told otherwise; the user's own data gets small settings."""
-    return TrainSettings(**_defaults(dataset, method, epsilon, recipe))
-
-
-def _defaults(dataset: str, method: str, epsilon: float, recipe: str | None, account: Any = None) -> dict[str, Any]:
-    chosen = method_of(method)
-    defaults = chosen.claimed_defaults if account == "claimed" and chosen.claimed_defaults else chosen.defaults
-    if recipe is not None:
-        validate.one_of(RECIPE_KINDS, recipe=recipe)
-    known = None if recipe == "paper" or chosen.best is None else known_recipe(dataset)
-    if recipe == "best" and known is None:
-        raise InputError(
-            f"recipe='best' is not allowed for method={method!r} on dataset={dataset!r}: none is known but the paper's."
-        )
-    found = defaults(dataset, epsilon) if known is None or chosen.best is None else chosen.best(known, epsilon)
-    return {**found, "dataset": dataset, "method": method, "epsilon": epsilon}
-
-
-def _model_for(dataset: str, features: str) -> str | None:
-    """The model that features are made for, where there is one."""
-    if has_rows(features):
-        return "softmax"
-    name = blocks_of(features)[0].name
-    return name if name == "weighted-words" else _MODEL_OF_FEATURES.get((dataset, features))
+    chosen = {"dataset": dataset, "method": method, "epsilon": epsilon}
+    return TrainSettings(**default_values(chosen, recipe=recipe))
 
 
 def settings_from(
@@ -314,14 +268,10 @@ def settings_from(
     _require_known(chosen)
     kinds = get_type_hints(TrainSettings)
     chosen = {name: value if name == "options" else _typed(name, value, kinds[name]) for name, value in chosen.items()}
-    dataset = chosen.get("dataset", "digits")
+    chosen = {"dataset": "digits", "method": "dpsr-cg", "epsilon": 3.0, **chosen}
     options = chosen.get("options", {})
-    account = options.get("account") if isinstance(options, Mapping) else None
-    defaults = _defaults(dataset, chosen.get("method", "dpsr-cg"), chosen.get("epsilon", 3.0), recipe, account)
-    if "model" in chosen and "features" not in chosen and chosen["model"] in _FEATURES_OF_MODEL:
-        chosen["features"] = _FEATURES_OF_MODEL[chosen["model"]]
-    if "features" in chosen and "model" not in chosen:
-        chosen["model"] = _model_for(dataset, chosen["features"]) or defaults.get("model", "linear")
+    defaults = default_values(chosen, recipe=recipe)
+    chosen = matched(chosen, defaults)
     if chosen.get("model") in model_names() and activation_of(chosen["model"]) is None:
         defaults.pop("activation", None)
     if isinstance(options, Mapping):
@@ -399,8 +349,6 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
         useless["momentum"] = "only the optimizer 'sgd' has it"
     if settings.scaling == "clip":
         useless["scaling_bound"] = "the scaling 'clip' has none"
-    if not (settings.has_rows and method.is_selective):
-        useless["mean_noise"] = "only features that are rows, under methods that sample each record alike, are centred"
     if settings.hold_out:
         useless["evaluate_every"] = "held-out records are looked at once, at the end"
     if settings.noise_multiplier is not None and not epsilon_names_row:

@@ -32,6 +32,7 @@ class Recipe:
         lr: the learning rate, for gradients that are divided by the expected batch size.
         momentum: of gradient descent.
         mean_noise: noise multiplier of the release of the mean; None for no such release.
+        shrinkage: how many standard deviations of their noise published weights are shrunk by; None for not at all.
     """
 
     features: Mapping[float, str]
@@ -43,6 +44,7 @@ class Recipe:
     lr: Curve
     momentum: float = 0.9
     mean_noise: Curve | None = None
+    shrinkage: Curve | None = None
 
     def settings(self, epsilon: float, *, gated: bool) -> dict[str, Any]:
         """The settings at this epsilon.
@@ -59,7 +61,9 @@ class Recipe:
             "momentum": self.momentum,
         }
         if self.mean_noise is not None:
-            settings["mean_noise"] = round(at(self.mean_noise, epsilon), 3)
+            settings["mean_noise"] = at(self.mean_noise, epsilon)
+        if self.shrinkage is not None:
+            settings["shrinkage"] = at(self.shrinkage, epsilon)
         if not gated:
             return settings | {"scaling": "clip", "max_grad_norm": clip, "lr": lr}
         if self.gated_batch_size is not None:
@@ -80,7 +84,42 @@ def at(curve: Curve, epsilon: float) -> float:
     return curve[-1]
 
 
-RECIPES: dict[str, Recipe] = {}
+RECIPES: dict[str, Recipe] = {
+    "mnist": Recipe(
+        features={0.0: "stroke-net:deskew + stroke-net:deskew,views + whitened-scattering:deskew,prior=pen-strokes"},
+        batch_size=8192,
+        releases=150,
+        clip=0.1,
+        lr=(50, 80, 130, 180, 250),
+    ),
+    "fashion-mnist": Recipe(
+        features={0.0: "whitened-scattering + silhouette-net:layer=map"},
+        batch_size=4096,
+        releases=150,
+        clip=(0.2, 0.2, 0.3, 0.3, 0.3),
+        lr=(25, 40, 42, 62, 90),
+        mean_noise=26.4,
+    ),
+    "cifar-10": Recipe(
+        features={0.0: "patches:dimensions=1536", 1.5: "patches:ridge=3e-4"},
+        batch_size=0,
+        gated_batch_size=12_500,
+        releases=(40, 40, 60, 60, 60),
+        clip=0.35,
+        lr=(80, 120, 140, 220, 300),
+        mean_noise=30.0,
+    ),
+    "imdb": Recipe(
+        features={0.0: "weighted-words"},
+        model="weighted-words",
+        batch_size=0,
+        gated_batch_size=6_250,
+        releases=40,
+        clip=0.707,
+        lr=(30, 50, 80, 110, 160),
+        momentum=0.0,
+    ),
+}
 
 
 _GAUSSIAN_MU = (0.140, 0.268, 0.502, 0.719, 1.666)

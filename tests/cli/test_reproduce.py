@@ -60,6 +60,9 @@ ACCURACY = [
 ]
 
 
+SMALL = {"--epsilons": "3", "--seeds": "0"}
+
+
 @pytest.fixture
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,8 +74,9 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def accuracy(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    small = [word for option, value in SMALL.items() if option not in arguments for word in (option, value)]
     with pytest.raises(SystemExit) as stop:
-        main([*ACCURACY, *arguments])
+        main([*ACCURACY, *small, *arguments])
     out, err = capsys.readouterr()
     return int(stop.value.code or 0), out, err
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sluice.data.header import array_header
-from sluice.experiments.settings import default_settings, known_recipe
+from sluice.experiments.defaults import known_recipe
+from sluice.experiments.settings import default_settings
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,37 @@ def test_a_model_brings_its_features_and_features_their_model():
     assert settings_from({"dataset": "mnist", "features": "plain"}).model == "pixel-cnn"
     assert settings_from({"dataset": "imdb", "model": "bilstm"}).features == "plain"
     assert settings_from({"dataset": "mnist", "model": "linear"}).features == "scattering"
+    assert settings_from({"dataset": "mnist", "features": "whitened-scattering"}).model == "softmax"
     both = settings_from({"dataset": "mnist", "model": "linear", "features": "plain"})
     assert (both.model, both.features) == ("linear", "plain")
+
+
+def test_a_recipe_is_for_its_own_kind_of_model():
+    best = settings_from({"dataset": "fashion-mnist", "method": "dpsgd"})
+    other_rows = settings_from({"dataset": "fashion-mnist", "method": "dpsgd", "features": "silhouette-net"})
+    net = settings_from({"dataset": "fashion-mnist", "method": "dpsgd", "model": "pixel-cnn"})
+    assert other_rows.lr == best.lr
+    assert (net.lr, net.mean_noise) == (4.0, None)
+    assert net == settings_from({"dataset": "fashion-mnist", "method": "dpsgd"}, recipe="paper")
+    with pytest.raises(InputError, match="recipe='best' is not allowed"):
+        settings_from({"dataset": "mnist", "method": "dpsur"}, recipe="best")
+    with pytest.raises(InputError, match="must be one of"):
+        settings_from({}, recipe="good")
+
+
+def test_what_would_be_charged_or_shrunk_for_nothing_is_refused():
+    with pytest.raises(InputError, match=r"mean_noise=20\.0 is not allowed"):
+        settings_from({"mean_noise": 20.0})
+    with pytest.raises(InputError, match=r"shrinkage=0\.5 is not allowed"):
+        settings_from({"shrinkage": 0.5})
+
+
+def test_whole_data_sets_are_batches_where_records_are_sampled_alike():
+    assert settings_from({"batch_size": 0}).batch_size == 0
+    with pytest.raises(InputError, match="batch_size=0 is not allowed for method='matrix'"):
+        settings_from({"batch_size": 0, "method": "matrix"})
+    with pytest.raises(InputError, match="batch_size=-1 is not allowed"):
+        settings_from({"batch_size": -1})
 
 
 def test_the_gate_follows_the_method():

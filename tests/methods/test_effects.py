@@ -53,6 +53,7 @@ CHANGES: dict[str, Any] = {
     "scaling": "normalise",
     "scaling_bound": 0.2,
     "seed": 4,
+    "shrinkage": 0.5,
 }
 # What these change is neither promised nor trained: the report, or how often it is looked at.
 OTHERS = {"dataset", "classes", "method", "accountant", "evaluate_every", "options"}

@@ -39,10 +39,11 @@ def take_stock(plan: Plan, results: Path) -> Stock:
     return Stock(results=found, open=tuple(open_cells), remarks=tuple(remarks))
 
 
-def write_table(lines: Sequence[Line], output: Path) -> dict[str, Path]:
+def write_table(lines: Sequence[Line], output: Path, *, references: bool = False) -> dict[str, Path]:
     """Write ``output`` with the endings .md, .csv and .png, each as a whole or not at all."""
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in ("md", "csv", "png")}
-    write_atomically(paths["md"], markdown(lines, plot=paths["png"].name).encode("utf-8"), public=True)
+    page = markdown(lines, plot=paths["png"].name, references=references)
+    write_atomically(paths["md"], page.encode("utf-8"), public=True)
     write_atomically(paths["csv"], as_csv(lines).encode("utf-8"), public=True)
     write_atomically(paths["png"], accuracy_table_png(lines), public=True)
     return paths

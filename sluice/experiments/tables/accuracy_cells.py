@@ -12,7 +12,6 @@ from sluice.data import names as data_set_names
 from sluice.experiments.settings import TrainSettings, assignment, epsilon_has_effect, settings_from
 from sluice.experiments.tables.accuracy_printed import DATASETS, has_printed_row
 from sluice.methods import METHODS, method_of
-from sluice.methods.reference import nearest
 
 ALL = "all"
 
@@ -44,20 +43,7 @@ class Variant:
     overrides: Callable[[str, float], Mapping[str, Any]]
 
 
-def _bilstm(dataset: str, epsilon: float) -> dict[str, Any]:
-    """The paper's net for texts, with its optimizer, scaling bound and number of releases; noise is calibrated."""
-    return {
-        "model": "bilstm",
-        "optimizer": "adam",
-        "lr": 0.02,
-        "scaling_bound": 1.0,
-        "batch_size": 1024,
-        "releases": nearest(epsilon, (187, 312, 296)),
-    }
-
-
 VARIANTS: dict[tuple[str, str], Variant] = {
-    ("dpsr-cg", "bilstm"): Variant(datasets=("imdb",), overrides=_bilstm),
     ("dpsur", "claimed"): Variant(
         datasets=DATASETS, overrides=lambda dataset, epsilon: {"options": {"account": "claimed"}}
     ),
@@ -125,6 +111,7 @@ def plan_cells(
     methods: Sequence[str],
     epsilons: Sequence[float],
     seeds: Sequence[int],
+    recipe: str = "paper",
     overrides: Mapping[str, Any] | None = None,
     tag: str = "",
 ) -> Plan:
@@ -135,6 +122,7 @@ def plan_cells(
         methods: names, or METHOD:VARIANT; "all" is every method, less those that the paper or the method itself does not
             have for a data set. A method that is named is never left out.
         epsilons: headings of the table.
+        recipe: which of a method's own settings: those that it was published with, or the best that are known.
         overrides: settings for every cell, under the name ``tag``.
         tag: joins the name of the variant, so that results under other settings are kept apart.
     """
@@ -158,7 +146,8 @@ def plan_cells(
                 left_out[dataset, method] = "the paper prints none"
                 continue
             try:
-                cells |= _cells_of_row(dataset, method, variant, epsilons, seeds, overrides, tag)
+                for cell, chosen in _cells_of_row(dataset, method, variant, epsilons, seeds, tag).items():
+                    cells[cell] = _settings({**chosen, **overrides}, cell.epsilon, recipe)
             except InputError as error:
                 if asked:
                     raise
@@ -221,14 +210,9 @@ def _row_of(text: str) -> tuple[str, str]:
 
 
 def _cells_of_row(
-    dataset: str,
-    method: str,
-    variant: str,
-    epsilons: Sequence[float],
-    seeds: Sequence[int],
-    overrides: Mapping[str, Any],
-    tag: str,
-) -> dict[Cell, TrainSettings]:
+    dataset: str, method: str, variant: str, epsilons: Sequence[float], seeds: Sequence[int], tag: str
+) -> dict[Cell, dict[str, Any]]:
+    """The cells of a row, each with the settings that it is about."""
     no_heading = "epsilon" in method_of(method).unused or not epsilon_has_effect(method, dataset)
     headings: Sequence[float | None] = [None] if no_heading else [float(epsilon) for epsilon in epsilons]
     full_variant = "-".join(filter(None, (variant, tag)))
@@ -237,20 +221,19 @@ def _cells_of_row(
         own = VARIANTS[method, variant].overrides(dataset, epsilon or 3.0) if variant else {}
         for seed in seeds:
             cell = Cell(dataset=dataset, method=method, variant=full_variant, epsilon=epsilon, seed=seed)
-            chosen = {"dataset": dataset, "method": method, "seed": seed, "evaluate_every": 0, **own, **overrides}
-            cells[cell] = _settings(chosen, epsilon)
+            cells[cell] = {"dataset": dataset, "method": method, "seed": seed, "evaluate_every": 0, **own}
     return cells
 
 
-def _settings(chosen: Mapping[str, Any], epsilon: float | None) -> TrainSettings:
+def _settings(chosen: Mapping[str, Any], epsilon: float | None, recipe: str) -> TrainSettings:
     if epsilon is None:
-        return settings_from(chosen)
+        return settings_from(chosen, recipe=recipe)
     if "noise_multiplier" not in chosen:
-        return settings_from({**chosen, "epsilon": epsilon})
+        return settings_from({**chosen, "epsilon": epsilon}, recipe=recipe)
     # Noise that is given is not made for the heading, which only picks the method's other settings.
     given = {name: chosen[name] for name in ("noise_multiplier", "hidden_reference") if name in chosen}
     others = {name: value for name, value in chosen.items() if name not in given}
-    return replace(settings_from({**others, "epsilon": epsilon}), **given)
+    return replace(settings_from({**others, "epsilon": epsilon}, recipe=recipe), **given)
 
 
 def _require_a_data_set(method: str, variant: str, datasets: Sequence[str]) -> None:

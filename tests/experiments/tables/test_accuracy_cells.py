@@ -7,12 +7,15 @@ from sluice.experiments.tables.accuracy_cells import Plan, parse_overrides, plan
 from sluice.methods import METHODS
 
 
-def plan(datasets="digits", methods="dpsgd", epsilons=(3.0,), seeds=(0,), overrides=None, tag="") -> Plan:
+def plan(
+    datasets="digits", methods="dpsgd", epsilons=(3.0,), seeds=(0,), overrides=None, tag="", recipe="paper"
+) -> Plan:
     return plan_cells(
         datasets=datasets.split(","),
         methods=methods.split(","),
         epsilons=epsilons,
         seeds=seeds,
+        recipe=recipe,
         overrides=overrides,
         tag=tag,
     )
@@ -56,18 +59,19 @@ def test_a_method_that_is_named_is_not_left_out():
     assert found.left_out == {}
 
 
-def test_the_papers_net_for_texts_is_a_variant():
-    own, net = (planned.settings for planned in plan("imdb", "dpsr-cg,dpsr-cg:bilstm").cells)
-    assert (own.model, own.features) == ("bag-of-words", "bag-of-words")
-    assert (net.model, net.features, net.optimizer, net.lr) == ("bilstm", "plain", "adam", 0.02)
-    assert (net.scaling_bound, net.releases, net.batch_size) == (1.0, 296, 1024)
-    assert net.noise_multiplier is None
+def test_a_recipe_chooses_between_the_papers_settings_and_the_best():
+    (paper,) = plan("imdb", "dpsr-cg").cells
+    (best,) = plan("imdb", "dpsr-cg", recipe="best").cells
+    assert (paper.settings.model, paper.settings.features, paper.settings.optimizer) == ("bilstm", "plain", "adam")
+    assert paper.settings.noise_multiplier is None
+    assert best.settings.features.startswith("weighted-words")
+    assert paper.cell == best.cell
 
 
 def test_variants_have_names_of_their_own():
-    names = [planned.cell.name for planned in plan("imdb", "dpsr-cg,dpsr-cg:bilstm").cells]
-    assert names == ["imdb-eps3-dpsr-cg-seed0", "imdb-eps3-dpsr-cg+bilstm-seed0"]
-    assert plan("imdb", "dpsr-cg:bilstm").cells[0].cell.row == "dpsr-cg:bilstm"
+    names = [planned.cell.name for planned in plan("imdb", "dpsur,dpsur:claimed").cells]
+    assert names == ["imdb-eps3-dpsur-seed0", "imdb-eps3-dpsur+claimed-seed0"]
+    assert plan("imdb", "dpsur:claimed").cells[0].cell.row == "dpsur:claimed"
 
 
 def test_a_tag_cannot_be_taken_for_a_method():
@@ -94,11 +98,11 @@ def test_noise_that_is_given_leaves_the_other_settings_of_the_heading():
 
 
 def test_a_variant_is_for_its_own_data_sets():
-    found = plan("mnist,imdb", "dpsr-cg:bilstm")
+    found = plan("digits,imdb", "dpsur:claimed")
     assert [planned.cell.dataset for planned in found.cells] == ["imdb"]
-    assert ("mnist", "dpsr-cg:bilstm") in found.left_out
-    with pytest.raises(InputError, match="dpsr-cg:bilstm is not allowed for mnist: it is for imdb"):
-        plan("mnist", "dpsr-cg:bilstm")
+    assert ("digits", "dpsur:claimed") in found.left_out
+    with pytest.raises(InputError, match="dpsur:claimed is not allowed for digits: it is for mnist"):
+        plan("digits", "dpsur:claimed")
 
 
 def test_changes_go_to_every_cell_under_their_tag():
@@ -122,7 +126,7 @@ def test_changes_that_a_method_does_not_take_leave_it_out_or_are_refused():
         ({"datasets": "fruits"}, "datasets='fruits' is not allowed: it must be one of .*mnist"),
         ({"methods": "magic"}, "methods='magic' is not allowed: it must be one of .*dpsgd"),
         ({"methods": "dpsgd:fast"}, "dpsgd has no variant 'fast'; it has none"),
-        ({"methods": "dpsr-cg:fast"}, "it has bilstm"),
+        ({"methods": "dpsr-cg:fast"}, "it has none"),
         ({"epsilons": ()}, "epsilons is empty"),
         ({"epsilons": (-1.0,)}, "epsilons=-1.0 is not allowed"),
         ({"seeds": ()}, "seeds is empty"),

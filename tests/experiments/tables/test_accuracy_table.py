@@ -159,11 +159,11 @@ def test_settings_of_somebodys_own_are_not_explained_by_the_methods_reasons():
 
 
 def test_a_variant_has_no_line_where_it_does_not_exist():
-    lines = lines_of(plan("dpsgd,dpsr-cg:bilstm", "mnist,imdb"), {})
+    lines = lines_of(plan("dpsgd,dpsur:claimed", "digits,imdb"), {})
     assert [(line.dataset, line.row) for line in lines] == [
-        ("mnist", "dpsgd"),
+        ("digits", "dpsgd"),
         ("imdb", "dpsgd"),
-        ("imdb", "dpsr-cg:bilstm"),
+        ("imdb", "dpsur:claimed"),
     ]
 
 
