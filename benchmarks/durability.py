@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from sluice._base.files import replaced_atomically
+from sluice._base.memory import keep_freed_memory
 from sluice.data import DataSplits, TensorExamples
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import Progress, Training
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `sluice train` does
     results: dict[str, Any] = {}
     for name in options.case or CASES:
         settings = settings_from({**COMMON, **CASES[name], "releases": options.releases})

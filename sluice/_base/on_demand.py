@@ -24,7 +24,10 @@ def import_on_demand(package: str) -> None:
         return
     module = module_from_spec(spec)
     module.__class__ = _OnDemand
-    sys.modules.setdefault(package, module)
+    module = sys.modules.setdefault(package, module)
+    parent, _, name = package.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], name, module)
 
 
 class _OnDemand(ModuleType):

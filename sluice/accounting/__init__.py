@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Of dp-accounting only what is used is loaded; see `sluice.accounting.dpa`.
 import_on_demand("dp_accounting")
+# scipy looks at every name of numpy, which loads these two, and a tenth of a second of start-up, for nothing.
+import_on_demand("numpy.f2py")
+import_on_demand("numpy.testing")
 
 #: The sound accountants by name; the first is the tighter one.
 ACCOUNTANTS = ("pld", "rdp")

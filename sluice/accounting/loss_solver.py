@@ -13,7 +13,8 @@ from sluice.accounting import dp_accounting_losses, dpa
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
 from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_release
-from sluice.accounting.events import SelectiveReleaseDpEvent
+from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
+from sluice.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sluice.accounting.loss_distribution import DIRECTIONS, Direction, loss_distribution
 from sluice.accounting.loss_grid import Grid, choose_grid
 from sluice.accounting.renyi_conversion import delta_and_order, epsilon_and_order
@@ -39,6 +40,16 @@ class Events:
     @property
     def count(self) -> int:
         return sum(count for _, count in (*self.releases, *self.attempts, *self.others))
+
+    @property
+    def gaussian(self) -> float | None:
+        """``mu`` of the one Gaussian release that equals them all; None where they are more than that."""
+        plain = all(
+            release.sampling_probability == 1.0 and release.acceptance == UNGATED for release, _ in self.releases
+        )
+        if self.attempts or self.others or not plain:
+            return None
+        return math.sqrt(sum(count / release.effective_noise_multiplier**2 for release, count in self.releases))
 
     def renyi(self) -> Array | None:
         """The Renyi divergences at ``DEFAULT_ORDERS``; None where dp-accounting gives none for some event."""
@@ -71,6 +82,8 @@ def _remembered(events: Events, delta: float, tolerance: float) -> float:
 def _solve_epsilon(events: Events, delta: float, tolerance: float) -> float:
     if events.count == 0:
         return 0.0
+    if events.gaussian is not None and delta >= _SMALLEST_DELTA:
+        return gaussian_epsilon(events.gaussian, delta)
     renyi = events.renyi()
     if renyi is None:
         composed, guess = _compose_without_order(events, delta)
@@ -96,6 +109,8 @@ def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
     """The smaller of the Renyi and the loss-distribution bound of delta; both are sound."""
     if events.count == 0:
         return 0.0
+    if events.gaussian is not None:
+        return gaussian_delta(events.gaussian, epsilon)
     renyi = events.renyi()
     if renyi is None:
         composed, _ = _compose_without_order(events, 1e-9)

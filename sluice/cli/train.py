@@ -227,7 +227,9 @@ def _carry_out(training: Training, path: Path, operation: _Operation, screen: Sc
     from contextlib import ExitStack
 
     from sluice._base.interrupts import sigterm_as_interrupt
+    from sluice._base.memory import keep_freed_memory
 
+    keep_freed_memory()
     try:
         with ExitStack() as stack:
             stack.enter_context(sigterm_as_interrupt())

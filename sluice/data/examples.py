@@ -16,11 +16,16 @@ from torch.utils.data import Dataset
 from sluice._base.errors import InputError
 from sluice.data.files import Kind
 from sluice.data.transforms import ToFloat, Transform
+from sluice.gradients.native.gather import gather_rows
+from sluice.gradients.workspace import Pool
 
 Indices = Tensor | np.ndarray | Sequence[int]
 
 _HASHED_AT_ONCE = 1024
 _GATHERED_BYTES = 1 << 18
+
+# Batches of the same size follow each other: most of them can use the memory of an earlier one.
+_memory = Pool()
 
 
 class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
@@ -122,8 +127,13 @@ class TensorExamples(Examples):
     def inputs_at(self, indices: Tensor) -> Tensor:
         if not isinstance(self.transform, ToFloat):
             return self.transform(self.inputs.index_select(0, indices))
+        shape = (len(indices), *self.inputs.shape[1:])
+        if self.transform.only_converts and self.inputs.device.type == "cpu":
+            values = _memory.empty(shape)
+            if gather_rows(self.inputs, indices, into=values):
+                return values
         # A few records at a time, so that they are still in the processor's cache when they are converted.
-        values = torch.empty((len(indices), *self.inputs.shape[1:]), dtype=torch.float32, device=self.inputs.device)
+        values = torch.empty(shape, dtype=torch.float32, device=self.inputs.device)
         rows = max(1, _GATHERED_BYTES // max(1, self.inputs[:1].nbytes))
         for places, part in zip(indices.split(rows), values.split(rows), strict=True):
             self.transform.write(self.inputs.index_select(0, places), part)

@@ -31,6 +31,11 @@ class ToFloat:
     def __call__(self, raw: Tensor) -> Tensor:
         return self.write(raw, torch.empty_like(raw, dtype=torch.float32))
 
+    @property
+    def only_converts(self) -> bool:
+        """Whether numbers stay what they are."""
+        return self.divisor == 1.0 and not self.mean
+
     def write(self, raw: Tensor, values: Tensor) -> Tensor:
         """The same into memory that is there already, float32."""
         values.copy_(raw)

@@ -2,17 +2,20 @@
 
 Fresh memory has to be given by the system page by page, which can cost more than the arithmetic done in it. Layers
 therefore borrow their large buffers here. A buffer is lent again only when the loan before it is gone, so a chunk that
-somebody still holds keeps what it has.
+somebody still holds keeps what it has. Where nobody can be asked to hold a loan, as for batches that go through a
+user's model, a tensor's own memory is the loan (`Pool`).
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 T = TypeVar("T")
@@ -58,3 +61,39 @@ class Workspace:
             size=size,
         )
         return loan.thing[:size].view(shape), loan
+
+
+class Pool:
+    """float32 tensors in ordinary memory that is lent again as soon as no tensor, and no view of one, uses it.
+
+    Args:
+        blocks: how many that are free are kept.
+        largest: entries of the largest that is kept.
+    """
+
+    def __init__(self, *, blocks: int = 3, largest: int = 1 << 24) -> None:
+        self._largest = largest
+        # Its operations are atomic: memory comes back in any thread, and in the middle of anything.
+        self._free: deque[ndarray[Any, Any]] = deque(maxlen=blocks)
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """An uninitialised tensor."""
+        size = math.prod(shape)
+        if not 0 < size <= self._largest:
+            return torch.empty(shape)
+        block = self._take(size)
+        lent = block[:size]
+        # The tensor's memory holds this array, and nothing else does.
+        weakref.finalize(lent, self._free.append, block).atexit = False
+        return torch.from_numpy(lent).view(shape)
+
+    def _take(self, size: int) -> ndarray[Any, Any]:
+        for _ in range(len(self._free)):
+            try:
+                block = self._free.pop()
+            except IndexError:
+                break
+            if size <= block.size <= 2 * size:
+                return block
+            self._free.appendleft(block)
+        return torch.empty(size).numpy()

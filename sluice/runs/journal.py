@@ -39,7 +39,9 @@ class Journal:
         self._config_hash = config_hash
         self._flushing = Background()
         #: The release in each slot; None where the slot may be written to.
-        self._slots: dict[Path, int | None] = {path: release_of_record(_MAGIC, path) for path in _slots_in(folder)}
+        self._slots: dict[int, int | None] = {
+            number: release_of_record(_MAGIC, path) for number, path in _slots_in(folder).items()
+        }
 
     def append(self, release: int, payload: Mapping[str, Any]) -> int:
         """Write the entry that leads to this number of releases; how many bytes it has.
@@ -49,9 +51,9 @@ class Journal:
         """
         self.wait()
         parts = encode_record(_MAGIC, payload, config_hash=self._config_hash, release=release)
-        free = next((path for path, kept in self._slots.items() if kept is None), None)
-        slot = free or next(path for path in self._names() if path not in self._slots)
-        flush_entry = write_over(slot, parts)
+        free = next((slot for slot, kept in self._slots.items() if kept is None), None)
+        slot = next(slot for slot in count() if slot not in self._slots) if free is None else free
+        flush_entry = write_over(self._path(slot), parts)
         self._slots[slot] = release
 
         def on_disk() -> None:
@@ -67,8 +69,8 @@ class Journal:
         """Return when the last entry is on disk."""
         self._flushing.wait()
 
-    def _names(self) -> Iterator[Path]:
-        return (self._folder / f"slot-{number:04d}.journal" for number in count())
+    def _path(self, slot: int) -> Path:
+        return self._folder / f"slot-{slot:04d}.journal"
 
     def entries(self, *, after: int) -> Iterator[dict[str, Any]]:
         """The entries that follow a state with so many releases, one by one, up to the first that is missing or damaged.
@@ -82,9 +84,10 @@ class Journal:
 
     def read(self, release: int) -> dict[str, Any] | None:
         """The entry that led to this number of releases; None if it is missing or damaged."""
-        path = next((path for path, kept in self._slots.items() if kept == release), None)
-        if path is None:
+        slot = next((slot for slot, kept in self._slots.items() if kept == release), None)
+        if slot is None:
             return None
+        path = self._path(slot)
         what = f"The entry {path.name} of the journal"
         try:
             return decode_record(_MAGIC, read_bytes(path), what=what, config_hash=self._config_hash)[1]
@@ -105,7 +108,7 @@ class Journal:
         for slot, release in list(self._slots.items()):
             if release is not None and release > up_to:
                 with explained("clean up", self._folder):
-                    slot.unlink(missing_ok=True)
+                    self._path(slot).unlink(missing_ok=True)
                 del self._slots[slot]
                 removed = True
             elif release is None or release <= after:
@@ -119,12 +122,13 @@ class Journal:
         self.wait()
         with explained("clean up", self._folder):
             for slot in self._slots:
-                slot.unlink(missing_ok=True)
+                self._path(slot).unlink(missing_ok=True)
         self._slots = {}
 
 
-def _slots_in(folder: Path) -> list[Path]:
+def _slots_in(folder: Path) -> dict[int, Path]:
     if not folder.is_dir():
-        return []
+        return {}
     with explained("read", folder):
-        return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+        named = {path: _NAME.fullmatch(path.name) for path in sorted(folder.iterdir())}
+    return {int(match[1]): path for path, match in named.items() if match is not None}

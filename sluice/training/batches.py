@@ -85,7 +85,10 @@ class Batches:
         if counts and self._reader is None:
             missing = size - counts[-1]
             indices = torch.cat([indices, indices[-counts[-1]].expand(missing)])
-        yield from zip(self.pieces(indices, size), counts, strict=True)
+        remaining = iter(counts)
+        for piece in self.pieces(indices, size):
+            yield piece, next(remaining)
+            del piece  # see `TrainingContext.chunks`
 
     def _at_once(self, indices: Tensor) -> Any:
         if isinstance(self.dataset, TensorDataset):

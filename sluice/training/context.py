@@ -80,6 +80,7 @@ class TrainingContext:
         for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
             x, y = split_pair(piece)
             yield from self.gradients.chunks(x, y, loss, samples=samples)
+            del piece, x, y  # else the next piece could not use their memory, which is still in the processor's cache
 
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""

@@ -84,8 +84,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return self._draft()
 
     def _attempt_passes(self, loss: Loss) -> bool:
-        indices = self.draw()
-        return all(self.absorb(chunk) for chunk in self.context.chunks(indices, loss)) and self._is_accepted()
+        # `map` holds no chunk while the next one is made.
+        return all(map(self.absorb, self.context.chunks(self.draw(), loss))) and self._is_accepted()
 
     def draw(self) -> Tensor:
         self.require_more()

@@ -69,3 +69,13 @@ def test_dp_accounting_is_whole_to_whoever_asks_for_it():
         "dpa.pld.PLDAccountant().compose(GaussianDpEvent(3.0)); dpa.calibrate_dp_mechanism; dpa.rdp.RdpAccountant"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_package_in_a_package_is_there_by_its_name_and_runs_when_it_is_used() -> None:
+    program = (
+        "import sys, numpy; from sluice._base.on_demand import import_on_demand; import_on_demand('numpy.f2py');"
+        "assert numpy.f2py is sys.modules['numpy.f2py']; import numpy.f2py as again; assert again is numpy.f2py;"
+        "assert 'numpy.f2py.crackfortran' not in sys.modules; assert numpy.f2py.get_include();"
+        "assert 'numpy.f2py.f2py2e' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

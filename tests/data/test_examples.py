@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from sluice._base.errors import InputError
 from sluice.data import TensorExamples, standardised, to_float
+from sluice.data.transforms import unscaled
 
 
 def examples(count: int) -> TensorExamples:
@@ -57,3 +58,11 @@ def test_inputs_and_labels_must_be_equally_many() -> None:
 def test_standardising_uses_the_constants_of_imagenet() -> None:
     x = standardised(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten()
     torch.testing.assert_close(x, torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.bfloat16])
+def test_stored_features_are_read_as_they_are_and_stay_when_more_are_read(kind: torch.dtype) -> None:
+    features = torch.randn(9, 3, 5).to(kind)
+    data = TensorExamples(features, torch.arange(9), unscaled)
+    batches = [data.batch([i, 0, i]) for i in range(9)]
+    assert all(torch.equal(x, features[[i, 0, i]].float()) for i, (x, _) in enumerate(batches))

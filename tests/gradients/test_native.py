@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sluice.gradients import GradientOptions, PerSampleGradients
-from sluice.gradients.native import kernels, narrow
+from sluice.gradients.native import gather, kernels, narrow
 from sluice.gradients.native import rows as row_kernels
 from sluice.gradients.native.loading import library
 
@@ -411,3 +411,31 @@ def test_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_libra
     library.cache_clear()
     assert library() is not None
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "native").iterdir()} == built
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    shape=st.sampled_from([(), (1,), (3, 7), (32,), (33,), (100,)]),
+    kind=st.sampled_from([torch.float16, torch.float32]),
+)
+@needs_kernels
+def test_stored_records_are_gathered_as_they_are(
+    data: st.DataObject, shape: tuple[int, ...], kind: torch.dtype
+) -> None:
+    stored = (torch.randn(6, *shape) * 10.0 ** torch.randint(-8, 5, (6, *shape))).to(kind)
+    stored[1:2] = torch.inf
+    indices = torch.tensor(data.draw(st.lists(st.integers(0, 5), max_size=9)), dtype=torch.int64)
+    into = torch.full((len(indices), *shape), torch.nan)
+    assert gather.gather_rows(stored, indices, into=into)
+    assert torch.equal(into, stored[indices].float())
+
+
+@needs_kernels
+def test_records_elsewhere_are_not_gathered() -> None:
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        gather.gather_rows(torch.ones(3, 2), torch.tensor([3]), into=torch.zeros(1, 2))
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        gather.gather_rows(torch.ones(3, 2), torch.tensor([0]), into=torch.zeros(1, 3))
+    assert not gather.gather_rows(torch.ones(3, 2).to(torch.uint8), torch.tensor([0]), into=torch.zeros(1, 2))
+    assert not gather.gather_rows(torch.ones(2, 3).t(), torch.tensor([0]), into=torch.zeros(1, 2))

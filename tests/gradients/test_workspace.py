@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from sluice.gradients.workspace import Workspace
+from sluice.gradients.workspace import Pool, Workspace
 
 
 def test_memory_is_used_again_once_its_loan_is_gone():
@@ -36,3 +36,40 @@ def test_the_largest_is_kept():
     small, loan = space.empty("a", (10,), like)
     del small, loan
     assert space.empty("a", (100,), like)[0].data_ptr() == address
+
+
+def test_a_pool_lends_memory_again_when_no_view_of_it_is_left():
+    pool = Pool()
+    first = pool.empty((4, 5))
+    address, view = first.data_ptr(), first[2:].t()
+    del first
+    second = pool.empty((4, 5))
+    assert second.data_ptr() != address
+    del view
+    third = pool.empty((3, 5))
+    assert third.data_ptr() == address
+    assert third.shape == (3, 5)
+    assert third.is_contiguous()
+
+
+def test_memory_in_a_graph_stays_with_it():
+    pool = Pool()
+    weight = torch.ones(6, requires_grad=True)
+    total = (pool.empty((6,)).fill_(2.0) * weight).sum()
+    pool.empty((6,)).fill_(7.0)
+    total.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0] * 6
+
+
+def test_a_pool_keeps_few_blocks_of_fitting_size():
+    pool = Pool(blocks=2, largest=100)
+    lent = [pool.empty((50,)) for _ in range(4)]
+    addresses = {tensor.data_ptr() for tensor in lent}
+    assert len(addresses) == 4
+    lent.clear()
+    assert pool.empty((20,)).data_ptr() not in addresses
+    assert len(pool._free) == 2
+    assert pool.empty((101,)).shape == (101,)
+    assert pool.empty((0, 3)).shape == (0, 3)
+    assert len(pool._free) == 2

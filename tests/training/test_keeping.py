@@ -269,7 +269,7 @@ def test_rows_that_are_damaged_count_as_lost(tmp_path, monkeypatch):
     before = run.state()
     run.engine.close()
     journal = Journal(run.folder, config_hash=run.engine._mechanism_hash())
-    damaged = next(path for path, release in journal._slots.items() if release == 7)
+    damaged = journal._path(next(slot for slot, release in journal._slots.items() if release == 7))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     again = after_a_crash(run, mechanism)
     note = again.engine.load(again.folder)

@@ -1,6 +1,7 @@
 /* All kernels as one file for the compiler. */
 
 #include "correlate.c"
+#include "gather.c"
 #include "grouped.c"
 #include "gru.c"
 #include "lstm.c"

@@ -53,6 +53,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 3]
     loaded.row_norms.argtypes = [*[_integer] * 3, *[_pointer] * 4, ctypes.c_int]
     loaded.add_rows.argtypes = [*[_integer] * 3, *[_pointer] * 5, _integer, _integer, ctypes.c_int, ctypes.c_int]
+    loaded.gather_rows.restype = ctypes.c_int
+    loaded.gather_rows.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _pointer, _pointer, ctypes.c_int]
     for kernel in (loaded.narrow_forward, loaded.narrow_sum):
         kernel.restype = None
     loaded.narrow_forward.argtypes = [*[_integer] * 3, _pointer, _integer, *[_pointer] * 4, ctypes.c_int]

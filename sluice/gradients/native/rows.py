@@ -47,7 +47,7 @@ def pad_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) 
         values.dtype is torch.int32 and values.dim() == 1 and values.is_contiguous() and values.device.type == "cpu"
     )
     _require_spans(offsets, values.shape[0])
-    _require_within(indices, count, offsets.shape[0] - 1)
+    require_within(indices, count, offsets.shape[0] - 1)
     if count:
         require(int((offsets[indices + 1] - offsets[indices]).max()) <= length)
     rows = torch.empty(count, length, dtype=torch.int32)
@@ -103,7 +103,7 @@ def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor, *, table_rows: int) ->
     count, width = rows.shape
     n = offsets.shape[0] - 1
     require(available(rows))
-    _require_within(ids, count, table_rows)
+    require_within(ids, count, table_rows)
     _require_spans(offsets, count)
     squares = torch.empty(n, dtype=torch.float64)
     failed = loaded_library().row_norms(
@@ -137,11 +137,11 @@ def add_rows(
     count, width = ids.shape[0], rows.shape[1]
     require(available(rows, into) and into.dim() == 2 and into.shape[1] == width)
     require(scales is None or (available(scales) and scales.shape == (count,)))
-    _require_within(ids, count, into.shape[0])
+    require_within(ids, count, into.shape[0])
     if sources is None:
         require(rows.shape[0] == count)
     else:
-        _require_within(sources, count, rows.shape[0])
+        require_within(sources, count, rows.shape[0])
     failed = loaded_library().add_rows(
         *(count, width, into.shape[0], rows.data_ptr(), _address(sources)),
         *(ids.data_ptr(), _address(scales), into.data_ptr(), into.stride(0), into.stride(1)),
@@ -159,7 +159,8 @@ def _is_index(index: Tensor, count: int) -> bool:
     return index.shape == (count,) and index.dtype is torch.int64 and in_memory
 
 
-def _require_within(index: Tensor, count: int, end: int) -> None:
+def require_within(index: Tensor, count: int, end: int) -> None:
+    """Refuse an index that is not ``count`` integers from 0 to ``end`` - 1."""
     require(_is_index(index, count))
     low, high = torch.aminmax(index) if count else (0, -1)
     require(int(low) >= 0 and int(high) < end)
