@@ -221,12 +221,15 @@ def _imdb(
     if text_as == "bag-of-words" and length is not None:
         raise InputError(f"length={length} is not allowed with text_as='bag-of-words': a bag has no length.")
     *parts, digest = _sequences(IMDB, data_dir, download)
-    train, test = (_text_examples(part, vocabulary, length, text_as) for part in parts)
+    train, test = (text_examples(part, vocabulary, length, text_as) for part in parts)
     kind: Kind = "features" if text_as == "bag-of-words" else "text"
     return DataSplits(name=IMDB.name, kind=kind, classes=IMDB.classes, train=train, test=test, fingerprint=digest)
 
 
-def _text_examples(part: LabelledSequences, vocabulary: int | None, length: int | None, text_as: str) -> Examples:
+def text_examples(
+    part: LabelledSequences, vocabulary: int | None = None, length: int | None = None, text_as: str = "ids"
+) -> Examples:
+    """Texts as a model reads them: padded ids, or bags of words."""
     if text_as == "bag-of-words":
         return BagExamples(bag_of_words(part.sequences, 10_000 if vocabulary is None else vocabulary), part.labels)
     words, columns = DEFAULT_VOCABULARY if vocabulary is None else vocabulary, 80 if length is None else length

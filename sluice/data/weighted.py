@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -76,11 +77,18 @@ class WeightedBagExamples(Examples):
     """Weighted bags with labels; batches are dense rows, or, if ``sparse``, lists of columns and values.
 
     ``digests`` are those of the texts that the bags were made of (`text_digests`): a text then stays the same record,
-    and falls on the same side of a split, whatever options its features have.
+    and falls on the same side of a split, whatever options its features have. ``function_words`` are the words, with their
+    ranks, that told how to read the texts: public, and needed to read others in the same way.
     """
 
     def __init__(
-        self, bags: WeightedBags, labels: Tensor, *, sparse: bool = False, digests: list[bytes] | None = None
+        self,
+        bags: WeightedBags,
+        labels: Tensor,
+        *,
+        sparse: bool = False,
+        digests: list[bytes] | None = None,
+        function_words: Mapping[str, int] | None = None,
     ) -> None:
         if len(bags) != len(labels):
             raise InputError(f"bags ({len(bags)} texts) and labels ({len(labels)}) must be equal in number.")
@@ -88,6 +96,7 @@ class WeightedBagExamples(Examples):
         self.labels = labels.to(torch.int64)
         self.sparse = sparse
         self._digests = digests
+        self.function_words = dict(function_words or {})
 
     def inputs_at(self, indices: Tensor) -> Tensor:
         return self.bags.listed(indices) if self.sparse else self.bags.dense(indices)
@@ -108,13 +117,16 @@ class WeightedBagExamples(Examples):
 
     def listed(self) -> Self:
         """The same records as lists, for models that take them (`sluice.models.SparseLinear`)."""
-        return type(self)(self.bags, self.labels, sparse=True, digests=self._digests)
+        return self._with(self.bags, self.labels, self._digests, sparse=True)
 
     def subset(self, indices: Indices) -> Self:
         positions = self.positions(indices)
         digests = None if self._digests is None else [self._digests[position] for position in positions.tolist()]
         labels = self.labels.index_select(0, positions)
-        return type(self)(self.bags.subset(positions), labels, sparse=self.sparse, digests=digests)
+        return self._with(self.bags.subset(positions), labels, digests, sparse=self.sparse)
+
+    def _with(self, bags: WeightedBags, labels: Tensor, digests: list[bytes] | None, *, sparse: bool) -> Self:
+        return type(self)(bags, labels, sparse=sparse, digests=digests, function_words=self.function_words)
 
 
 def text_digests(texts: LabelledSequences) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from sluice.data import (
     DataSplits,
     Examples,
     LabelledSequences,
+    Sequences,
     TensorExamples,
     ToFloat,
+    WeightedBagExamples,
     load,
     load_sequences,
     load_word_index,
     ranked,
 )
 from sluice.data import names as data_set_names
+from sluice.data.loading import text_examples
 from sluice.data.text import BagExamples
 from sluice.data.transforms import unscaled
 from sluice.experiments.settings import TrainSettings
@@ -100,23 +104,26 @@ def prepare(
 
 def _weighted(settings: TrainSettings, words: WeightedWords, data_dir: str | Path | None) -> DataSplits:
     """Texts as weighted words; the user's own are rows of word ranks, the most frequent being 1, filled up with 0."""
+    index = None
     if settings.dataset in TEXT_DATA_SETS:
-        parts = load_sequences(settings.dataset, data_dir=data_dir)
+        splits = replace(load(settings.dataset, data_dir=data_dir), kind="features")
+        texts = load_sequences(settings.dataset, data_dir=data_dir)
         index = load_word_index(data_dir=data_dir) if words.negation else None
-        train, test = (words.examples(part, word_index=index) for part in parts)
-        splits = load(settings.dataset, data_dir=data_dir)
-        return replace(splits, kind="features", train=train, test=test)
-    if settings.dataset in data_set_names():
+    elif settings.dataset in data_set_names():
         raise InputError(
             f"features={settings.features!r} is not allowed for dataset={settings.dataset!r}: it is for texts. "
             "See 'sluice features list'."
         )
-    splits = load(settings.dataset, kind="text", vocabulary=MOST_RANKS, classes=settings.classes)
-    train, test = (
-        words.examples(LabelledSequences(sequences=ranked(_inputs(part).numpy()), labels=part.labels))
-        for part in (splits.train, splits.test)
-    )
-    return replace(splits, train=train, test=test)
+    else:
+        splits = load(settings.dataset, kind="text", vocabulary=MOST_RANKS, classes=settings.classes)
+        texts = _ranked(splits.train), _ranked(splits.test)
+    train, test = (words.examples(part, word_index=index) for part in texts)
+    weighted = replace(splits, train=train, test=test)
+    return _listed(weighted) if settings.model == WEIGHTED_WORDS else weighted
+
+
+def _ranked(examples: Examples) -> LabelledSequences:
+    return LabelledSequences(sequences=ranked(_inputs(examples).numpy()), labels=examples.labels)
 
 
 def with_features(
@@ -133,9 +140,24 @@ def with_features(
         return RowExamples(seen, raw.labels, rows).presented(centre)
     if settings.features == "scattering":
         return _scattered(raw, TRANSFORM_VERSION, show_progress=False, cache=False)
-    if isinstance(raw, BagExamples) and settings.model == BAG_OF_WORDS:
-        return raw.listed()
     return raw
+
+
+def text_with_features(settings: TrainSettings, sequences: Sequences, *, function_words: Mapping[str, int]) -> Examples:
+    """Texts as the model of a finished run sees them.
+
+    Args:
+        function_words: those of the training texts (`WeightedBagExamples`), where the run has some.
+    """
+    texts = LabelledSequences(sequences=sequences, labels=torch.zeros(len(sequences), dtype=torch.int64))
+    block = blocks_of(settings.features)[0]
+    if block.name == WEIGHTED_WORDS:
+        weighted = text_feature(block).examples(texts, word_index=function_words or None)
+        return weighted.listed() if settings.model == WEIGHTED_WORDS else weighted
+    if block.name == BAG_OF_WORDS:
+        bags = text_examples(texts, text_as=BAG_OF_WORDS)
+        return bags.listed() if settings.model == BAG_OF_WORDS and isinstance(bags, BagExamples) else bags
+    return text_examples(texts)
 
 
 def _with_rows(splits: DataSplits, expression: str, show_progress: bool) -> DataSplits:
@@ -162,7 +184,10 @@ def _inputs(examples: Examples) -> Tensor:
 
 def _listed(splits: DataSplits) -> DataSplits:
     """Bags of words as lists of columns: a batch then costs what its words cost, and the model computes the same."""
-    train, test = (part.listed() if isinstance(part, BagExamples) else part for part in (splits.train, splits.test))
+    train, test = (
+        part.listed() if isinstance(part, BagExamples | WeightedBagExamples) else part
+        for part in (splits.train, splits.test)
+    )
     return replace(splits, train=train, test=test)
 
 

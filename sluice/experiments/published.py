@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sluice._base.errors import DataError
-from sluice.data import Examples, unlabelled
+from sluice.data import Examples, ranked, unlabelled
 from sluice.experiments.mean_release import MEAN
-from sluice.experiments.preparing import with_features
+from sluice.experiments.preparing import TEXT_DATA_SETS, WEIGHTED_WORDS, text_with_features, with_features
 from sluice.experiments.run import FEATURES, MODEL
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.features import RowFeatures
@@ -40,6 +41,7 @@ class PublishedModel:
         module: the trained model, on what features give it.
         features: what makes rows of images, where the model sees rows.
         mean: the released mean of the rows, where one was released.
+        function_words: the words, with their ranks, that tell how texts are read, where the model reads weighted words.
     """
 
     settings: TrainSettings
@@ -47,6 +49,7 @@ class PublishedModel:
     module: nn.Module
     features: RowFeatures | None = None
     mean: Tensor | None = None
+    function_words: Mapping[str, int] = field(default_factory=dict)
 
     def probabilities(self, records: Tensor | NDArray[Any]) -> Tensor:
         """The probability of each class for each record, ``(records, classes)``.
@@ -55,8 +58,7 @@ class PublishedModel:
             records: as the training data had them: images as bytes or numbers in 0..1, ``(n, height, width)`` or
                 ``(n, channels, height, width)``; texts as rows of word ranks, the most frequent word being 1, filled up with 0.
         """
-        raw = unlabelled(self.settings.dataset, np.asarray(records))
-        seen = self._seen(raw)
+        seen = self._seen(np.asarray(records))
         with torch.no_grad():
             parts = [
                 self.module(seen.batch(positions)[0]).softmax(dim=1)
@@ -68,7 +70,10 @@ class PublishedModel:
         """The most probable class of each record, by number."""
         return self.probabilities(records).argmax(dim=1)
 
-    def _seen(self, raw: Examples) -> Examples:
+    def _seen(self, records: NDArray[Any]) -> Examples:
+        if self.settings.dataset in TEXT_DATA_SETS or self.settings.features.startswith(WEIGHTED_WORDS):
+            return text_with_features(self.settings, ranked(records), function_words=self.function_words)
+        raw = unlabelled(self.settings.dataset, records)
         return with_features(self.settings, raw, rows=self.features, centre=self.mean)
 
 
@@ -101,7 +106,14 @@ def load_model(run: str | Path) -> PublishedModel:
     mean = None
     if settings.mean_noise is not None:
         mean = _read(folder.public / MEAN)[0]["mean"]
-    return PublishedModel(settings=settings, classes=classes, module=module, features=features, mean=mean)
+    return PublishedModel(
+        settings=settings,
+        classes=classes,
+        module=module,
+        features=features,
+        mean=mean,
+        function_words=model.get("function_words", {}),
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from sluice._base import validate
 from sluice._base.errors import DataError
 from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
-from sluice.data import DataSplits, Examples, hold_out
+from sluice.data import DataSplits, Examples, WeightedBagExamples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
 from sluice.experiments.feature_statements import feature_statements
@@ -338,8 +339,14 @@ class Training:
         """The weights as safetensors, with what is needed to make the model again."""
         return encode_weights(
             {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()},
-            metadata={MODEL: json.dumps({"classes": self._classes, "input_shape": self._train.input_shape})},
+            metadata={MODEL: json.dumps(self._described())},
         )
+
+    def _described(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"classes": self._classes, "input_shape": self._train.input_shape}
+        if isinstance(self._train, WeightedBagExamples):
+            described["function_words"] = self._train.function_words
+        return described
 
     @contextmanager
     def _published_model(self) -> Iterator[nn.Module]:

@@ -132,7 +132,8 @@ class WeightedWords:
         **Guarantee.** Record i is a function of text i and its label.
         """
         bags = self.bags(texts.sequences, word_index=word_index)
-        return WeightedBagExamples(bags, texts.labels, digests=text_digests(texts))
+        known = Negation.words_in(word_index) if self.negation and word_index is not None else None
+        return WeightedBagExamples(bags, texts.labels, digests=text_digests(texts), function_words=known)
 
     def bags(self, sequences: Sequences, *, word_index: WordIndex | None = None) -> WeightedBags:
         """The rows of these texts.

@@ -47,6 +47,12 @@ class Negation:
         turns = (rank for word, rank in word_index.items() if word in NEGATIONS or word.endswith("n't"))
         return cls(turns=_table(turns), ends=_table(rank for word, rank in word_index.items() if word in BOUNDARIES))
 
+    @staticmethod
+    def words_in(word_index: Mapping[str, int]) -> dict[str, int]:
+        """The part of a word index that `of` reads: whoever has it needs no more of the index."""
+        known = NEGATIONS | BOUNDARIES
+        return {word: rank for word, rank in word_index.items() if word in known or word.endswith("n't")}
+
     def behind(self, ids: Numbers, first: Flags, *, window: int) -> Flags:
         """Which words are among the ``window`` after a negation, as far as the text and the clause reach.
 
