@@ -110,14 +110,15 @@ RECIPES: dict[str, Recipe] = {
         mean_noise=30.0,
     ),
     "imdb": Recipe(
-        features={0.0: "weighted-words"},
+        features={0.0: "weighted-words:pairs=0.4", 1.5: "weighted-words:vocabulary=8000,pairs=0.4"},
         model="weighted-words",
         batch_size=0,
-        gated_batch_size=6_250,
-        releases=40,
+        gated_batch_size=12_500,
+        releases=(40, 40, 40, 40, 60),
         clip=0.707,
-        lr=(30, 50, 80, 110, 160),
+        lr=(20, 45, 110, 140, 110),
         momentum=0.0,
+        shrinkage=0.8,
     ),
 }
 
