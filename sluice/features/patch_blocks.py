@@ -125,7 +125,7 @@ class Layout:
 def blocks_of(channels: int, *, dictionary: int) -> tuple[PatchBlock, ...]:
     """Fine, middle and coarse patches, and colours; grey images need fewer numbers and have no colours."""
     colour = channels == 3
-    fine = PatchBlock(name="fine", patch=6, pairs=dictionary // 2, coordinates=48 if colour else 30, components=128)
+    fine = PatchBlock(name="fine", patch=6, pairs=dictionary // 2, coordinates=48 if colour else 30, components=160)
     blocks = (
         fine,
         replace(fine, name="middle", spacing=2, padding=1),
@@ -138,7 +138,7 @@ def blocks_of(channels: int, *, dictionary: int) -> tuple[PatchBlock, ...]:
             grid=2,
             pairs=dictionary // 4,
             coordinates=40 if colour else 14,
-            components=96,
+            components=128,
             weight=0.8,
         ),
     )
