@@ -17,14 +17,15 @@ from torch import nn
 
 from sluice._base import validate
 from sluice._base.errors import DataError
-from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
+from sluice._base.files import canonical_json, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
 from sluice.data import DataSplits, Examples, WeightedBagExamples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
 from sluice.experiments.feature_statements import feature_statements
-from sluice.experiments.mean_release import MEAN, released_mean
-from sluice.experiments.settings import TrainSettings, settings_of
+from sluice.experiments.mean_release import released_mean
+from sluice.experiments.recorded import HELD_OUT, TrainResult, recorded_run, require_untouched, result_of
+from sluice.experiments.settings import TrainSettings
 from sluice.experiments.shrinking import shrunk_model
 from sluice.experiments.update_rule import make_optimizer
 from sluice.features import RowFeatures
@@ -35,16 +36,14 @@ from sluice.models import create_model
 from sluice.runs.certificate import FEATURE_STATEMENTS
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.folder import RunFolder
-from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
-from sluice.runs.privacy_spent import mechanism_of, spending
-from sluice.runs.public_files import Evaluation, PublicFiles, is_published, publish, read_evaluations
+from sluice.runs.ledger import Ledger, LedgerHeader
+from sluice.runs.public_files import Evaluation, PublicFiles, publish
 from sluice.runs.trace import TraceFile, TraceRow
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
 from sluice.training.selective_release import GaveUpError
 
 _HOLD_OUT_SEED = 0
-_HELD_OUT = "held-out.json"
 
 MODEL = "model"
 """What `model.safetensors` says beside its weights, under one key as JSON: several would stand in random order."""
@@ -60,30 +59,6 @@ class Progress:
     release: int
     releases: int
     evaluation: Evaluation | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What a run says of itself.
-
-    Attributes:
-        epsilon: what the run guarantees, by its own accountant: that of all planned releases, also where it stopped
-            early; None where nothing is proved.
-        releases: releases in the ledger.
-        test_accuracy: None where records were held out: the test set is not read then.
-        held_out_accuracy: of private records, so not to be published; None where none were held out.
-        notes: what the user should know, such as what a crash has cost, or why the run ended before its last release.
-    """
-
-    run: Path
-    mechanism: Mechanism
-    epsilon: float | None
-    delta: float
-    accountant: str
-    releases: int
-    test_accuracy: float | None
-    held_out_accuracy: float | None
-    notes: tuple[str, ...] = ()
 
 
 class Training:
@@ -161,7 +136,7 @@ class Training:
             self._require_same_settings(folder)
             folder.check_data(fingerprint(self._train))
             if not folder.ledger_path.exists():
-                _require_untouched(folder)
+                require_untouched(folder)
                 return self._begin(folder)
             with Ledger.open(folder.ledger_path) as ledger:
                 self._require_same(folder, ledger)
@@ -293,7 +268,7 @@ class Training:
         with self._published_model() as model:
             publication.publish_model(self._encoded(model), ledger)
         publication.publish_certificate()
-        return _result(folder, notes=tuple(self._notes))
+        return result_of(folder, notes=tuple(self._notes))
 
     def _make_releases(self, publication: PublicFiles, trace: TraceFile) -> None:
         began = time.monotonic()
@@ -333,7 +308,7 @@ class Training:
             return
         with self._published_model() as model:
             found = {"held_out_accuracy": accuracy(model, self._held_out)}
-        write_atomically(folder.private / _HELD_OUT, canonical_json(found) + b"\n", public=False)
+        write_atomically(folder.private / HELD_OUT, canonical_json(found) + b"\n", public=False)
 
     def _encoded(self, model: nn.Module) -> bytes:
         """The weights as safetensors, with what is needed to make the model again."""
@@ -361,70 +336,6 @@ class Training:
             yield averaged
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedRun:
-    """What a run folder says about the run that it holds.
-
-    Attributes:
-        mechanism: None if the run was stopped before its mechanism was logged; it is planned again then.
-        result: None while the run is not finished.
-    """
-
-    settings: TrainSettings
-    mechanism: Mechanism | None
-    result: TrainResult | None
-
-
-def recorded_run(path: Path) -> RecordedRun:
-    """Read a run without changing anything."""
-    folder = RunFolder.look(path)
-    settings = settings_of(folder.config, where=str(folder.config_path))
-    if not folder.ledger_path.exists():
-        _require_untouched(folder)
-        return RecordedRun(settings=settings, mechanism=None, result=None)
-    return RecordedRun(
-        settings=settings,
-        mechanism=mechanism_of(read_ledger(folder.ledger_path).header),
-        result=_result(folder, notes=()) if is_published(folder) else None,
-    )
-
-
-def _require_untouched(folder: RunFolder) -> None:
-    """Refuse a run without a ledger unless nothing can have been released in it."""
-    later = (
-        *(folder.checkpoints, folder.trace_path, folder.accuracy_path, folder.weights_path, folder.certificate_path),
-        *(folder.private / MEAN, folder.public / MEAN),
-    )
-    if any(path.exists() for path in later):
-        raise DataError(
-            f"{folder.ledger_path} is missing though the run had begun, so what it spent is unknown: restore it from a "
-            "copy."
-        )
-
-
-def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
-    contents = read_ledger(folder.ledger_path)
-    evaluations = read_evaluations(folder)
-    held_out_path = folder.private / _HELD_OUT
-    held_out_accuracy = None
-    if held_out_path.exists():
-        found = parse_json(read_bytes(held_out_path), what=str(held_out_path))
-        held_out_accuracy = float(found["held_out_accuracy"])
-    mechanism = mechanism_of(contents.header)
-    ending = mechanism.ending_after(contents.spent)
-    return TrainResult(
-        run=folder.path,
-        mechanism=mechanism,
-        epsilon=spending(contents).epsilon,
-        delta=contents.header.delta,
-        accountant=contents.header.accountant,
-        releases=contents.spent,
-        test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
-        held_out_accuracy=held_out_accuracy,
-        notes=(*notes, ending) if ending else notes,
-    )
-
-
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
     """Initial weights that a seed repeats; the caller's own random state is left alone."""
@@ -434,3 +345,6 @@ def _seeded(seed: int | None) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
+
+
+__all__ = ["FEATURES", "MODEL", "Progress", "TrainResult", "Training", "accuracy", "recorded_run"]

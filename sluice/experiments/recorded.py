@@ -1,0 +1,109 @@
+"""What a run folder says about the run that it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice._base.errors import DataError
+from sluice._base.files import parse_json, read_bytes
+from sluice.experiments.mean_release import MEAN
+from sluice.experiments.settings import TrainSettings, settings_of
+from sluice.mechanism.base import Mechanism
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import read_ledger
+from sluice.runs.privacy_spent import mechanism_of, spending
+from sluice.runs.public_files import is_published, read_evaluations
+
+HELD_OUT = "held-out.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run says of itself.
+
+    Attributes:
+        epsilon: what the run guarantees, by its own accountant: that of all planned releases, also where it stopped
+            early; None where nothing is proved.
+        releases: releases in the ledger.
+        test_accuracy: None where records were held out: the test set is not read then.
+        held_out_accuracy: of private records, so not to be published; None where none were held out.
+        notes: what the user should know, such as what a crash has cost, or why the run ended before its last release.
+    """
+
+    run: Path
+    mechanism: Mechanism
+    epsilon: float | None
+    delta: float
+    accountant: str
+    releases: int
+    test_accuracy: float | None
+    held_out_accuracy: float | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """What a run folder says about the run that it holds.
+
+    Attributes:
+        mechanism: None if the run was stopped before its mechanism was logged; it is planned again then.
+        result: None while the run is not finished.
+    """
+
+    settings: TrainSettings
+    mechanism: Mechanism | None
+    result: TrainResult | None
+
+
+def recorded_run(path: Path) -> RecordedRun:
+    """Read a run without changing anything."""
+    folder = RunFolder.look(path)
+    settings = settings_of(folder.config, where=str(folder.config_path))
+    if not folder.ledger_path.exists():
+        require_untouched(folder)
+        return RecordedRun(settings=settings, mechanism=None, result=None)
+    return RecordedRun(
+        settings=settings,
+        mechanism=mechanism_of(read_ledger(folder.ledger_path).header),
+        result=result_of(folder, notes=()) if is_published(folder) else None,
+    )
+
+
+def require_untouched(folder: RunFolder) -> None:
+    """Refuse a run without a ledger unless nothing can have been released in it."""
+    later = (
+        *(folder.checkpoints, folder.trace_path, folder.accuracy_path, folder.weights_path, folder.certificate_path),
+        *(folder.private / MEAN, folder.public / MEAN),
+    )
+    if any(path.exists() for path in later):
+        raise DataError(
+            f"{folder.ledger_path} is missing though the run had begun, so what it spent is unknown: restore it from a "
+            "copy."
+        )
+
+
+def result_of(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
+    contents = read_ledger(folder.ledger_path)
+    evaluations = read_evaluations(folder)
+    held_out_path = folder.private / HELD_OUT
+    held_out_accuracy = None
+    if held_out_path.exists():
+        found = parse_json(read_bytes(held_out_path), what=str(held_out_path))
+        held_out_accuracy = float(found["held_out_accuracy"])
+    mechanism = mechanism_of(contents.header)
+    ending = mechanism.ending_after(contents.spent)
+    return TrainResult(
+        run=folder.path,
+        mechanism=mechanism,
+        epsilon=spending(contents).epsilon,
+        delta=contents.header.delta,
+        accountant=contents.header.accountant,
+        releases=contents.spent,
+        test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
+        held_out_accuracy=held_out_accuracy,
+        notes=(*notes, ending) if ending else notes,
+    )
+
+
+__all__ = ["HELD_OUT", "RecordedRun", "TrainResult", "recorded_run", "require_untouched", "result_of"]
