@@ -19,6 +19,7 @@ from sluice._base.errors import DataError, InputError
 from sluice._base.interrupts import DelayedInterrupt, sigterm_as_interrupt
 from sluice.data import DataSplits, hold_out
 from sluice.data.examples import Examples
+from sluice.experiments import recorded as recorded_module
 from sluice.experiments import run as training_module
 from sluice.experiments.run import Progress, Training, TrainResult, accuracy, recorded_run
 from sluice.experiments.settings import TrainSettings, settings_from
@@ -139,7 +140,8 @@ def test_an_interrupted_seeded_run_ends_as_if_it_never_was(digits, tmp_path, ove
 @pytest.mark.parametrize("place", ["draft_checkpoint", "read_evaluations", "accuracy"])
 def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, place):
     """The machine fails in the middle of a release, of publishing or of an evaluation."""
-    owner = keeping_module if place == "draft_checkpoint" else training_module
+    owners = {"draft_checkpoint": keeping_module, "read_evaluations": recorded_module}
+    owner = owners.get(place, training_module)
     original = getattr(owner, place)
     calls = 0
 
