@@ -7,9 +7,11 @@ import sys
 import pytest
 
 _FAULTS = """
-import os, resource, sys
+import ctypes, resource, sys
 import torch
 from sluice._base.memory import keep_freed_memory
+for threshold in (-1, -3):
+    ctypes.CDLL(None).mallopt(threshold, 1 << 17)
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():
