@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,8 @@ from sluice._base import validate
 from sluice._base.errors import DataError
 from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
+from sluice.audit.canaries import Canaries
+from sluice.audit.files import kept_coins, write_audit
 from sluice.data import DataSplits, Examples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
@@ -114,7 +116,10 @@ class Training:
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
         self._test = splits.test
-        self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
+        self.mechanism = mechanism or planned_mechanism(
+            settings, dataset_size=len(self._train) + (settings.canaries or 0) // 2
+        )
+        self._canaries: Canaries | None = None
         with _seeded(settings.seed):
             self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
         self._optimizer, self._scheduler = make_optimizer(settings, self.model)
@@ -132,6 +137,7 @@ class Training:
         """
         with RunFolder.create(path, config=self.settings.to_dict()) as folder:
             folder.check_data(fingerprint(self._train))
+            self._canaries = _canaries(folder, self.settings)
             return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
@@ -144,6 +150,7 @@ class Training:
         with RunFolder.open(path) as folder:
             self._require_same_settings(folder)
             folder.check_data(fingerprint(self._train))
+            self._canaries = _canaries(folder, self.settings)
             if not folder.ledger_path.exists():
                 _require_untouched(folder)
                 return self._begin(folder)
@@ -222,6 +229,7 @@ class Training:
                 ema_decay=self.settings.ema_decay or None,
                 max_physical_batch_size=self._piece_size,
                 before_release=before_release,
+                canaries=self._canaries,
             ),
         )
 
@@ -249,6 +257,8 @@ class Training:
         self._keep_held_out_accuracy(folder)
         with self._published_model() as model:
             publication.publish_model(_encoded(model), ledger)
+        if self._canaries is not None:
+            write_audit(folder, self.engine.audit(delta=self.settings.delta))
         publication.publish_certificate()
         return _result(folder, notes=tuple(self._notes))
 
@@ -361,6 +371,14 @@ def _result(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
         held_out_accuracy=held_out_accuracy,
         notes=(*notes, ending) if ending else notes,
     )
+
+
+def _canaries(folder: RunFolder, settings: TrainSettings) -> Canaries | None:
+    """The canaries that a run began with, or new ones, by coins that are kept in ``private/``."""
+    if settings.canaries is None:
+        return None
+    drawn = Canaries(count=settings.canaries)
+    return replace(drawn, coins=kept_coins(folder, drawn=drawn.coins))
 
 
 def _encoded(model: nn.Module) -> bytes:
