@@ -65,6 +65,8 @@ def audit_scores(
     validate.open_fraction(delta=delta)
     members = _checked_members(members)
     checked = {name: _checked_scores(name, values, len(members)) for name, values in scores.items()}
+    if all((values == values[0]).all() for values in checked.values()):
+        raise InputError(f"{', '.join(checked)}: the same for all canaries, so that nothing can be guessed.")
     if set(checked) != set(plan.guesses):
         raise InputError(
             f"plan is not for these scores: it has {sorted(plan.guesses)}, and they are {sorted(checked)}."
@@ -193,8 +195,6 @@ def _checked_scores(name: str, scores: Array, count: int) -> Array:
         raise InputError(f"{name} has shape {found.shape} and there are {count} coins: give one score for each canary.")
     if np.isnan(found).any():
         raise InputError(f"{name} holds values that are not a number: give each canary a score.")
-    if (found == found[0]).all():
-        raise InputError(f"{name} is the same for all canaries: nothing can be guessed from it.")
     return found
 
 

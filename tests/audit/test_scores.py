@@ -86,7 +86,7 @@ def test_many_canaries_times_delta_is_noted():
         (np.arange(15.0), coins(15), "canaries=15"),
         (np.arange(99.0), coins(100), "one score for each"),
         (np.full(100, np.nan), coins(100), "not a number"),
-        (np.ones(100), coins(100), "same for all"),
+        (np.ones(100), coins(100), "the same for all"),
         (np.arange(100.0), np.ones(100, dtype=bool), "fair coins"),
         (np.arange(100.0), np.arange(100), "true and false"),
     ],
