@@ -48,7 +48,7 @@ SEEDED_WARNING = (
 
 
 def schema(name: str) -> dict[str, Any]:
-    """A published JSON Schema: ``certificate`` or ``ledger-line``."""
+    """A published JSON Schema: ``certificate``, ``ledger-line`` or ``audit``."""
     text = resources.files("sluice.runs").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
     result: dict[str, Any] = json.loads(text)
     return result

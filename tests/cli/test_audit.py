@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app, main
+from sluice.runs.certificate import schema
 
 TRAIN = "train --dataset digits --method dpsgd --batch-size 64 --releases 3 --epsilon 8 --canaries 64 --threads 1 --run"
 
@@ -27,6 +29,7 @@ def audited(tmp_path_factory):
 
 def test_a_run_with_canaries_publishes_its_audit_and_no_canary(audited):
     written = json.loads((audited / "public" / "audit.json").read_text())
+    jsonschema.validate(written, schema("audit"))
     assert written["verdict"] == "not refuted"
     assert written["result"]["canaries"] == 64
     assert not written["result"]["rehearsal"]
