@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from sluice import __version__
 from sluice._base.errors import SluiceError
-from sluice.cli import accounting, bench, data, features, methods, reproduce, runs, train
+from sluice.cli import accounting, audit, bench, data, features, methods, reproduce, runs, train
 
 EXAMPLES = (
     "sluice train --dataset digits --epsilon 3",
@@ -23,6 +23,7 @@ EXAMPLES = (
     "sluice predict runs/digits-dpsr-cg-1 images.npz",
     "sluice certificate runs/digits-dpsr-cg-1",
     "sluice private runs/digits-dpsr-cg-1",
+    "sluice audit rehearse --run runs/digits-dpsr-cg-1",
     "sluice plan --dataset-size 60000 --batch-size 1024 --releases 1000 --epsilon 1 --delta 1e-5",
     "sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 1000 --delta 1e-5",
     "sluice reproduce q-sup",
@@ -63,6 +64,7 @@ app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
 app.add_typer(features.app, name="features")
 app.add_typer(bench.app, name="bench")
+app.add_typer(audit.app, name="audit")
 app.command()(train.train)
 app.command()(methods.methods)
 app.command()(runs.verify)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from sluice._base import validate
 from sluice._base.errors import DataError
 from sluice._base.files import canonical_json, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
+from sluice.audit.canaries import Canaries
+from sluice.audit.files import kept_coins, write_audit
 from sluice.data import DataSplits, Examples, WeightedBagExamples, hold_out
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.evaluation import accuracy
@@ -105,7 +107,10 @@ class Training:
         self._test: Examples = splits.test
         self._classes = splits.classes
         self._features: RowFeatures | None = None
-        self.mechanism = mechanism or planned_mechanism(settings, dataset_size=len(self._train))
+        self.mechanism = mechanism or planned_mechanism(
+            settings, dataset_size=len(self._train) + (settings.canaries or 0) // 2
+        )
+        self._canaries: Canaries | None = None
         with _seeded(settings.seed):
             self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
         self._optimizer, self._scheduler = make_optimizer(settings, self.model)
@@ -123,6 +128,7 @@ class Training:
         """
         with RunFolder.create(path, config=self.settings.to_dict()) as folder:
             folder.check_data(fingerprint(self._train))
+            self._canaries = _canaries(folder, self.settings)
             return self._begin(folder)
 
     def resume(self, path: Path) -> TrainResult:
@@ -135,6 +141,7 @@ class Training:
         with RunFolder.open(path) as folder:
             self._require_same_settings(folder)
             folder.check_data(fingerprint(self._train))
+            self._canaries = _canaries(folder, self.settings)
             if not folder.ledger_path.exists():
                 require_untouched(folder)
                 return self._begin(folder)
@@ -236,6 +243,7 @@ class Training:
                 ema_decay=self.settings.ema_decay or None,
                 max_physical_batch_size=self._piece_size,
                 before_release=before_release,
+                canaries=self._canaries,
             ),
         )
 
@@ -267,6 +275,8 @@ class Training:
             publish(folder, FEATURES, content, ledger)
         with self._published_model() as model:
             publication.publish_model(self._encoded(model), ledger)
+        if self._canaries is not None:
+            write_audit(folder, self.engine.audit(delta=self.settings.delta))
         publication.publish_certificate()
         return result_of(folder, notes=tuple(self._notes))
 
@@ -334,6 +344,14 @@ class Training:
             return
         with self.engine.averaged() as averaged:
             yield averaged
+
+
+def _canaries(folder: RunFolder, settings: TrainSettings) -> Canaries | None:
+    """The canaries that a run began with, or new ones, by coins that are kept in ``private/``."""
+    if settings.canaries is None:
+        return None
+    drawn = Canaries(count=settings.canaries)
+    return replace(drawn, coins=kept_coins(folder, drawn=drawn.coins))
 
 
 @contextmanager

@@ -110,6 +110,12 @@ class TrainSettings:
     evaluate_every: int | None = _setting(
         None, RUN, "Releases between two looks at the test set; 0: only at the end; ten in all if not given."
     )
+    canaries: int | None = _setting(
+        None,
+        RUN,
+        "Train so many quiet canaries with the records, and audit the run by them (docs/audit.md); none if not given.",
+        **codec.ADDED_IF_GIVEN,
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,6 +149,10 @@ class TrainSettings:
             validate.positive_integer(max_attempts=self.max_attempts)
         if self.classes is not None:
             validate.positive_integer(classes=self.classes)
+        if self.canaries is not None:
+            from sluice.audit.guesses import require_canaries
+
+            require_canaries(self.canaries)
         if self.coin_probability is not None:
             validate.fraction(coin_probability=self.coin_probability)
         for name in ("momentum", "ema_decay", "hold_out", "reference_decay"):

@@ -51,7 +51,7 @@ SEEDED_WARNING = (
 
 
 def schema(name: str) -> dict[str, Any]:
-    """A published JSON Schema: ``certificate`` or ``ledger-line``."""
+    """A published JSON Schema: ``certificate``, ``ledger-line`` or ``audit``."""
     text = resources.files("sluice.runs").joinpath("schemas", f"{name}.schema.json").read_text("utf-8")
     result: dict[str, Any] = json.loads(text)
     return result
@@ -146,11 +146,12 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     contents = read_ledger(folder.ledger_path)
     certificate = _certificate(folder, contents)
     plot = epsilon_plot(contents)
+    audit = _audit_of(folder, contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
-        "certificate.md": markdown_page(certificate).encode("utf-8"),
-        "certificate.html": html_page(certificate, plot=plot).encode("utf-8"),
+        "certificate.md": markdown_page(certificate, audit=audit).encode("utf-8"),
+        "certificate.html": html_page(certificate, plot=plot, audit=audit).encode("utf-8"),
         "epsilon.svg": plot.encode("utf-8"),
         "certificate.json": text.encode("ascii"),
     }
@@ -158,6 +159,14 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
         write_atomically(folder.public / name, content, public=True)
     folder.hide_times()
     return certificate
+
+
+def _audit_of(folder: RunFolder, contents: LedgerContents) -> dict[str, Any] | None:
+    """The audit of this very ledger, if there is one."""
+    if not folder.audit_path.exists():
+        return None
+    audit = parse_json(read_bytes(folder.audit_path), what=str(folder.audit_path))
+    return audit if isinstance(audit, dict) and audit.get("ledger_head") == contents.head else None
 
 
 def read_certificate(folder: RunFolder) -> dict[str, Any]:

@@ -144,6 +144,14 @@ class RunFolder(Closing):
         return self.public / "certificate.json"
 
     @property
+    def audit_path(self) -> Path:
+        return self.public / "audit.json"
+
+    @property
+    def coins_path(self) -> Path:
+        return self.private / "canaries.bin"
+
+    @property
     def checkpoints(self) -> Path:
         return self.private / "checkpoints"
 

@@ -37,8 +37,8 @@ def headline(certificate: Mapping[str, Any]) -> str:
     return f"{sentence}."
 
 
-def sections(certificate: Mapping[str, Any]) -> list[Section]:
-    """The page, in the order in which it is read."""
+def sections(certificate: Mapping[str, Any], audit: Mapping[str, Any] | None = None) -> list[Section]:
+    """The page, in the order in which it is read, with what an audit found, where there was one."""
     return [
         _meaning(certificate),
         _released(certificate),
@@ -50,17 +50,18 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
             if certificate.get("features")
             else []
         ),
+        *_audit(audit),
         Section(title="What is not counted", items=tuple(certificate["not_accounted"])),
         Section(title="What must not be published", items=tuple(certificate["must_not_be_published"])),
         _verification(certificate),
     ]
 
 
-def markdown_page(certificate: Mapping[str, Any]) -> str:
+def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> str:
     """The page in Markdown, with the plot as ``epsilon.svg`` beside it."""
     parts = [f"# {TITLE}", f"**{_markdown(headline(certificate))}**"]
     parts += [f"> **{_markdown(warning)}**" for warning in certificate["warnings"]]
-    for section in sections(certificate):
+    for section in sections(certificate, audit):
         parts.append(f"## {section.title}")
         parts += [_markdown(paragraph) for paragraph in section.paragraphs]
         if section.rows:
@@ -73,11 +74,11 @@ def markdown_page(certificate: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def html_page(certificate: Mapping[str, Any], *, plot: str) -> str:
+def html_page(certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None) -> str:
     """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
     body = [f"<h1>{TITLE}</h1>", f'<p class="headline">{escape(headline(certificate))}</p>']
     body += [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
-    for section in sections(certificate):
+    for section in sections(certificate, audit):
         body.append(f"<section><h2>{escape(section.title)}</h2>")
         body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
         if section.rows:
@@ -194,6 +195,23 @@ def _mechanism(certificate: Mapping[str, Any]) -> Section:
     rows += _flat("Scaling", mechanism.get("scaling"))
     rows += _flat("Gate", mechanism.get("gate")) if mechanism.get("gate") else [("Gate", "none: plain DP-SGD")]
     return Section(title="How it was made", rows=tuple(rows))
+
+
+def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
+    if audit is None:
+        return []
+    where = "a rehearsal of this run on stand-in records" if audit["result"]["rehearsal"] else "this run itself"
+    return [
+        Section(
+            title="How it was audited",
+            paragraphs=(
+                f"In {where}, made-up records were added, each by a coin, and guessed again from what was released. Guesses "
+                "that are right too often refute the claim. Where they do not, nothing is proved by that: only the "
+                "guarantee above is.",
+            ),
+            rows=tuple((str(name), str(value)) for name, value in audit["summary"]),
+        )
+    ]
 
 
 def _verification(certificate: Mapping[str, Any]) -> Section:

@@ -29,10 +29,11 @@ class SelectiveArguments:
     scaling: ScalingRule | None
     gate: Gate | None
     prior_releases: tuple[float, ...]
+    expected_canaries: int = 0
 
     def mechanism(self, noise_multiplier: float | None = None) -> SelectiveRelease:
         """The mechanism, with this noise or with noise that is left open."""
-        size = Batches(self.data_loader).size
+        size = Batches(self.data_loader).size + self.expected_canaries
         rate = _sample_rate(self.sample_rate, self.data_loader, size)
         return SelectiveRelease(
             sample_rate=rate,

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS
+from sluice.audit.canaries import Canaries
+from sluice.audit.result import AuditResult
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.mechanism.base import Mechanism
@@ -26,8 +28,9 @@ from sluice.mechanism.scaling import ScalingRule
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
 from sluice.runs.checkpoint import save_checkpoint
 from sluice.runs.folder import configuration_hash
-from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header, one_after_the_other
+from sluice.runs.ledger_recorder import LedgerRecorder, one_after_the_other
 from sluice.training.arguments import SelectiveArguments
+from sluice.training.auditing import Auditing
 from sluice.training.batches import Batches
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Executor, PiecewiseExecutor
@@ -94,6 +97,7 @@ class PrivacyEngine:
         before_release: Callable[[int], None] | None = None,
         ledger: str | Path | None = None,
         ledger_delta: float = 1e-5,
+        canaries: Canaries | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """Selective release, or plain DP-SGD, in the words of Opacus: `make_private_by`, then `ordinary_loop`.
 
@@ -123,6 +127,7 @@ class PrivacyEngine:
             scaling=scaling,
             gate=gate,
             prior_releases=prior_releases,
+            expected_canaries=canaries.expected if canaries else 0,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -133,6 +138,7 @@ class PrivacyEngine:
             before_release=before_release,
             ledger=ledger,
             ledger_delta=ledger_delta,
+            canaries=canaries,
         )
         mechanism = arguments.mechanism(noise_multiplier)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
@@ -160,6 +166,7 @@ class PrivacyEngine:
         gradient_options: GradientOptions | None = None,
         before_release: Callable[[int], None] | None = None,
         ledger: str | Path | None = None,
+        canaries: Canaries | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """`make_private` with the noise that spends at most ``target_epsilon`` at ``target_delta``.
 
@@ -175,6 +182,7 @@ class PrivacyEngine:
             scaling=scaling,
             gate=gate,
             prior_releases=prior_releases,
+            expected_canaries=canaries.expected if canaries else 0,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -186,6 +194,7 @@ class PrivacyEngine:
             ledger=ledger,
             ledger_delta=target_delta,
             ledger_target=target_epsilon,
+            canaries=canaries,
         )
         open_mechanism = arguments.mechanism()
         mechanism = open_mechanism.calibrate(epsilon=target_epsilon, delta=target_delta, accountant=self.accountant)
@@ -211,12 +220,17 @@ class PrivacyEngine:
             raise InputError("the optimizer is private already: give make_private the original one.")
         mechanism.require_complete()
         options = options or TrainingOptions()
-        batches = Batches(data_loader)
         self._module = module
         if options.ema_decay is not None:
             self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay))
+        self.auditing = Auditing(options.canaries, mechanism, module, optimizer, data_loader)
+        module, data_loader = self.auditing.module, self.auditing.data
         self._updater = WeightUpdater(
-            module=module, optimizer=optimizer, lr_scheduler=options.lr_scheduler, after_release=self._update_average
+            module=module,
+            optimizer=optimizer,
+            lr_scheduler=options.lr_scheduler,
+            after_release=self._update_average,
+            observe=self.auditing.observe,
         )
         gradients = PerSampleGradients(
             module,
@@ -224,10 +238,10 @@ class PrivacyEngine:
             options=options.gradient_options,
             expected_batch_size=getattr(mechanism, "expected_batch_size", math.inf),
         )
-        recorder = self._recorder_for(mechanism, options)
+        recorder = options.recorder(mechanism, secure=self.noise.secure, accountant=self.accountant)
         context = TrainingContext(
             gradients=gradients,
-            batches=batches,
+            batches=Batches(data_loader),
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
@@ -241,19 +255,13 @@ class PrivacyEngine:
         if recorder is not None:
             executor.begin_after(recorder.continue_from(0))
         self._mechanism, self._executor, self._recorder = mechanism, executor, recorder
-        self._state = TrainingState(module=module, updater=self._updater, executor=executor, average=self._average)
-
-    def _recorder_for(self, mechanism: Mechanism, options: TrainingOptions) -> LedgerRecorder | None:
-        if options.ledger is None:
-            return None
-        header = ledger_header(
-            mechanism,
-            delta=options.ledger_delta,
-            secure=self.noise.secure,
-            accountant=self.accountant,
-            target_epsilon=options.ledger_target,
+        self._state = TrainingState(
+            module=module,
+            updater=self._updater,
+            executor=executor,
+            average=self._average,
+            observations=self.auditing.observations,
         )
-        return LedgerRecorder(Path(options.ledger), header=header, repeats_noise=not self.noise.secure)
 
     def ordinary_loop(self, *, passes: int = 1) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """The module, optimizer and loader of a loop of your own: forward, backward, ``optimizer.step()``.
@@ -270,7 +278,7 @@ class PrivacyEngine:
         validate.positive_integer(passes=passes)
         per_pass = math.ceil(self.mechanism.releases / passes)
         self._capture, optimizer, loader = ordinary_loop(executor, releases_per_pass=per_pass)
-        return self._module, optimizer, loader
+        return executor.context.module, optimizer, loader
 
     def releases(self, loss: Loss) -> Iterator[int]:
         """Train at full speed: one iteration for each release, which gives its number.
@@ -284,6 +292,7 @@ class PrivacyEngine:
         executor = self._running()
         if self._capture is not None:
             self._capture.detach()
+        self.auditing.set_length(loss)
         while not executor.done:
             executor.make_release(loss)
             yield executor.released
@@ -325,6 +334,17 @@ class PrivacyEngine:
     def get_claimed_epsilon(self, delta: float) -> float:
         """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
         return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
+
+    def audit(self, *, delta: float, confidence: float = 0.95, claimed_epsilon: float | None = None) -> AuditResult:
+        """Bound epsilon from below by what was released of the canaries so far (docs/audit.md).
+
+        Args:
+            claimed_epsilon: what is put to the test; None takes what this run's own accountant says.
+        """
+        self._running()
+        return self.auditing.result(
+            delta=delta, confidence=confidence, claimed_epsilon=claimed_epsilon, accountant=self.accountant
+        )
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -404,6 +424,8 @@ class PrivacyEngine:
 
     def close(self) -> None:
         """Stop watching the model, wait for what is still being written, and release the ledger's lock."""
+        if self._executor is not None:
+            self.auditing.strip()
         if self._capture is not None:
             self._capture.detach()
         self._keeping.close()

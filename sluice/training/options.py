@@ -9,7 +9,10 @@ from pathlib import Path
 from torch.optim.lr_scheduler import LRScheduler
 
 from sluice._base import validate
+from sluice.audit.canaries import Canaries
 from sluice.gradients import GradientOptions
+from sluice.mechanism.base import Mechanism
+from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,7 @@ class TrainingOptions:
             the run resumes with it: call `PrivacyEngine.load`, or the releases in it count as lost.
         ledger_delta: the delta at which that ledger reports.
         ledger_target: the epsilon that the ledger names as what the run was calibrated to, if it was.
+        canaries: made-up records that are trained with the others, for `PrivacyEngine.audit`.
     """
 
     loss_reduction: str = "mean"
@@ -39,9 +43,23 @@ class TrainingOptions:
     ledger: str | Path | None = None
     ledger_delta: float = 1e-5
     ledger_target: float | None = None
+    canaries: Canaries | None = None
 
     def __post_init__(self) -> None:
         validate.one_of(("mean", "sum"), loss_reduction=self.loss_reduction)
         validate.positive_integer(max_physical_batch_size=self.max_physical_batch_size)
         if self.ema_decay is not None:
             validate.open_fraction(ema_decay=self.ema_decay)
+
+    def recorder(self, mechanism: Mechanism, *, secure: bool, accountant: str) -> LedgerRecorder | None:
+        """What writes releases to the ledger; None where no ledger is kept."""
+        if self.ledger is None:
+            return None
+        header = ledger_header(
+            mechanism,
+            delta=self.ledger_delta,
+            secure=secure,
+            accountant=accountant,
+            target_epsilon=self.ledger_target,
+        )
+        return LedgerRecorder(Path(self.ledger), header=header, repeats_noise=not secure)

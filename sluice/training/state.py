@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from sluice.audit.scores import Observations
 from sluice.training.executor import Executor, ReplayableExecutor
 from sluice.training.weights import WeightUpdater
 
@@ -26,6 +27,7 @@ class TrainingState:
     updater: WeightUpdater
     executor: Executor[Any]
     average: AveragedModel | None
+    observations: Observations | None = None
 
     @property
     def replayable(self) -> bool:
@@ -48,7 +50,9 @@ class TrainingState:
     def _with(self, releases: dict[str, Any]) -> dict[str, Any]:
         self.updater.put_back()
         scheduler = self.updater.lr_scheduler
+        audited = {} if self.observations is None else {"observations": self.observations.state_dict()}
         return {
+            **audited,
             "releases": releases,
             "module": self.module.state_dict(),
             "optimizer": self.updater.optimizer.state_dict(),
@@ -64,6 +68,8 @@ class TrainingState:
             self.updater.lr_scheduler.load_state_dict(state["lr_scheduler"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+        if self.observations is not None:
+            self.observations.load_state_dict(state["observations"])
         self.executor.restore(state["releases"])
         self.updater.remember()
 

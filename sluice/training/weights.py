@@ -24,6 +24,7 @@ class WeightUpdater:
         optimizer: the user's optimizer over the module's trainable parameters.
         lr_scheduler: advanced by one with every release.
         after_release: called when an update has been applied (averaging of weights has its place here).
+        observe: called with each released gradient before it is applied (an audit has its place here).
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class WeightUpdater:
         optimizer: Optimizer,
         lr_scheduler: LRScheduler | None = None,
         after_release: Callable[[], None] | None = None,
+        observe: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._before_trial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._after_release = after_release
+        self._observe = observe
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [name for name, p in self._parameters.items() if id(p) not in held]
@@ -56,6 +59,8 @@ class WeightUpdater:
 
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """One step of the user's optimizer with a released gradient: post-processing of what is already public."""
+        if self._observe is not None:
+            self._observe(released)
         self.step(released)
         self.keep()
 

@@ -27,6 +27,7 @@ CHANGES: dict[str, Any] = {
     "activation": "relu",
     "batch_size": 100,
     "beta": 1.0,
+    "canaries": 20,
     "clip_range": 1.0,
     "coin_probability": 0.6,
     "delta": 1e-6,

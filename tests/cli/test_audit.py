@@ -1,0 +1,96 @@
+"""`sluice audit`, and canaries of a run."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli import app, main
+from sluice.runs.certificate import schema
+
+TRAIN = "train --dataset digits --method dpsgd --batch-size 64 --releases 3 --epsilon 8 --canaries 64 --threads 1 --run"
+
+
+def invoke(command):
+    return CliRunner().invoke(app, command.split())
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "audited"
+    found = invoke(f"{TRAIN} {run}")
+    assert found.exit_code == 0, found.output
+    return run
+
+
+def test_a_run_with_canaries_publishes_its_audit_and_no_canary(audited):
+    written = json.loads((audited / "public" / "audit.json").read_text())
+    jsonschema.validate(written, schema("audit"))
+    assert written["verdict"] == "not refuted"
+    assert written["result"]["canaries"] == 64
+    assert not written["result"]["rehearsal"]
+    assert len((audited / "private" / "canaries.bin").read_bytes()) == 8
+    assert "How it was audited" in (audited / "public" / "certificate.html").read_text()
+    assert b"canary" not in (audited / "public" / "model.safetensors").read_bytes()
+    assert invoke(f"verify {audited}").exit_code == 0
+
+
+def test_the_audit_is_shown(audited):
+    shown = invoke(f"audit show {audited}")
+    assert shown.exit_code == 0
+    assert "not refuted" in shown.output
+    assert json.loads(invoke(f"audit show {audited} --json").output)["confidence"] == 0.95
+
+
+def test_a_refuted_claim_is_exit_code_one(tmp_path):
+    members = np.random.default_rng(0).random(400) < 0.5
+    np.savez(tmp_path / "found.npz", scores=members + 0.0, members=members)
+    found = invoke(f"audit scores {tmp_path / 'found.npz'} --claimed-epsilon 1")
+    assert found.exit_code == 1
+    assert "refuted" in found.output
+    assert invoke(f"audit scores {tmp_path / 'found.npz'} --guesses 100").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [({"scores": np.arange(20.0)}, "'scores' and 'members'"), (None, "cannot be read")],
+)
+def test_bad_files_of_scores_are_refused(tmp_path, arrays, message, capsys):
+    file = tmp_path / "found.npz"
+    if arrays is None:
+        file.write_bytes(b"nothing")
+    else:
+        np.savez(file, **arrays)
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "scores", str(file)])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_without_an_audit_says_how_to_make_one(audited, tmp_path, capsys):
+    run = tmp_path / "plain"
+    (run / "public").mkdir(parents=True)
+    (run / "public" / "config.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "show", str(run)])
+    assert ended.value.code == 2
+    assert "sluice audit rehearse --run" in capsys.readouterr().err
+
+
+def test_a_rehearsal_of_a_run_says_so_on_its_certificate(audited):
+    found = invoke(f"audit rehearse --run {audited} --canaries 64")
+    assert found.exit_code == 0, found.output
+    assert "must not be published" in found.output
+    assert "a rehearsal of this run" in (audited / "public" / "certificate.md").read_text()
+    assert invoke(f"verify {audited}").exit_code == 0
+
+
+@pytest.mark.parametrize("wrong", ["--kind shy", "--canaries 3", "--run {run} --setting lr=1", "--confidence 2"])
+def test_bad_rehearsals_are_refused(audited, wrong):
+    with pytest.raises(SystemExit) as ended:
+        main(f"audit rehearse {wrong.format(run=audited)}".split())
+    assert ended.value.code == 2
