@@ -84,29 +84,32 @@ def at(curve: Curve, epsilon: float) -> float:
     return curve[-1]
 
 
+_STROKES = "stroke-net:deskew", "stroke-net:deskew,views"
+_MORE_STROKES = "classes=2000,training_steps=2500,seed=1"
+
 RECIPES: dict[str, Recipe] = {
     "mnist": Recipe(
-        features={0.0: "stroke-net:deskew + stroke-net:deskew,views + whitened-scattering:deskew,prior=pen-strokes"},
+        features={0.0: " + ".join([*_STROKES, *(f"{each},{_MORE_STROKES}" for each in _STROKES)])},
         batch_size=8192,
-        releases=150,
-        clip=0.1,
-        lr=(50, 80, 130, 180, 250),
+        releases=400,
+        clip=(0.1, 0.1, 0.1, 0.1, 0.2),
+        lr=(40, 60, 80, 80, 100),
     ),
     "fashion-mnist": Recipe(
-        features={0.0: "whitened-scattering + silhouette-net:layer=map"},
+        features={0.0: "silhouette-net:layer=map + 2*patches:ridge=0.0003"},
         batch_size=4096,
         releases=150,
-        clip=(0.2, 0.2, 0.3, 0.3, 0.3),
-        lr=(25, 40, 42, 62, 90),
+        clip=(0.2, 0.2, 0.2, 0.3, 0.3),
+        lr=(40, 60, 80, 80, 100),
         mean_noise=26.4,
     ),
     "cifar-10": Recipe(
-        features={0.0: "patches:dimensions=1536", 1.5: "patches:ridge=3e-4"},
+        features={0.0: "patches", 1.5: "patches:ridge=0.0003"},
         batch_size=0,
-        gated_batch_size=12_500,
+        gated_batch_size=25_000,
         releases=(40, 40, 60, 60, 60),
-        clip=0.35,
-        lr=(80, 120, 140, 220, 300),
+        clip=(0.35, 0.35, 0.35, 0.35, 0.5),
+        lr=(60, 120, 180, 220, 220),
         mean_noise=30.0,
     ),
     "imdb": Recipe(
