@@ -20,6 +20,9 @@ Constants = Mapping[str, Tensor]
 Extractor = Callable[[Tensor], Tensor]
 """From images, float32 in 0..1 of shape ``(n, channels, height, width)``, to rows, float32 of shape ``(n, width)``."""
 
+SHOWN = 48
+"""How many images of a kind are drawn on a sheet."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFeature(ABC):
@@ -29,10 +32,8 @@ class ImageFeature(ABC):
     name (``patches:dimensions=1536``): strings, numbers, or flags that are off by default.
 
     Attributes:
-        kind: what users type.
-        summary: what it is, in a few words.
+        kind: what users type; `sluice.features.catalog` says what it is and which synthetic images made its constants.
         version: raised with every change that changes constants or rows.
-        prior: which synthetic images the constants are made from; None where no image at all is needed.
         finishing: the options that only `finish` reads: rows that differ in these alone share one cache file.
 
     Guarantee:
@@ -42,9 +43,7 @@ class ImageFeature(ABC):
     """
 
     kind: ClassVar[str]
-    summary: ClassVar[str]
     version: ClassVar[int] = 1
-    prior: ClassVar[str | None] = None
     finishing: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -92,4 +91,11 @@ class ImageFeature(ABC):
         return InputError(f"features={self.kind!r} is not allowed for images of shape {shape}: {allowed}.")
 
 
-__all__ = ["Constants", "Extractor", "ImageFeature", "ImageShape"]
+def stretched(images: Tensor) -> Tensor:
+    """Images of any values, each from black at its smallest to white at its largest, to be drawn."""
+    flat = images.flatten(1).float()
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    return ((flat - low) / (high - low).clamp(min=1e-12)).view(images.shape)
+
+
+__all__ = ["SHOWN", "Constants", "Extractor", "ImageFeature", "ImageShape", "stretched"]

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.features.base import Constants, Extractor, ImageFeature, ImageShape
+from sluice.features.base import SHOWN, Constants, Extractor, ImageFeature, ImageShape, stretched
 from sluice.features.batches import in_batches
 from sluice.features.constants import constants as kept_constants
 from sluice.features.deskew import clean, deskew, rotate
@@ -107,6 +107,12 @@ class SyntheticNet(ImageFeature):
 
         return lambda images: in_batches(rows_of, images, batch=_BATCH, width=len(constants["mean"]))
 
+    def pictures(self, shape: ImageShape, constants: Constants) -> dict[str, Tensor]:
+        return {
+            "synthetic images": clean(self.references(shape)[:SHOWN]),
+            "filters of the first layer": stretched(constants["first.weight"]),
+        }
+
     def _trained(self) -> Self:
         """The one of all features with this net that trains it."""
         return replace(self, layer="embedding", views=False)
@@ -137,8 +143,6 @@ class StrokeNet(SyntheticNet):
     """A net that tells random pen strokes apart: for what is written or drawn with a pen."""
 
     kind: ClassVar[str] = "stroke-net"
-    summary: ClassVar[str] = "a net trained on random pen strokes"
-    prior: ClassVar[str | None] = "pen-strokes"
 
     def source(self, shape: ImageShape) -> SyntheticClasses:
         _, height, width = shape
@@ -153,8 +157,6 @@ class SilhouetteNet(SyntheticNet):
     """A net that tells random silhouettes apart: for single things before a dark background."""
 
     kind: ClassVar[str] = "silhouette-net"
-    summary: ClassVar[str] = "a net trained on random silhouettes"
-    prior: ClassVar[str | None] = "silhouettes"
 
     classes: int = 1500
     training_steps: int = 800

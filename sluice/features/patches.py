@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.features.base import Constants, Extractor, ImageFeature, ImageShape
+from sluice.features.base import SHOWN, Constants, Extractor, ImageFeature, ImageShape, stretched
 from sluice.features.patch_blocks import PatchBlock, blocks_of
 from sluice.features.patch_dictionary import Dictionary
 from sluice.features.patch_extractor import PatchExtractor, responses
@@ -40,8 +41,6 @@ class Patches(ImageFeature):
     """
 
     kind: ClassVar[str] = "patches"
-    summary: ClassVar[str] = "responses to dictionaries of patches of synthetic dead leaves"
-    prior: ClassVar[str | None] = "dead leaves"
     finishing: ClassVar[frozenset[str]] = frozenset({"dimensions", "ridge"})
 
     dictionary: int = 0
@@ -120,6 +119,18 @@ class Patches(ImageFeature):
         # The norm in float64: what remains of the order of its sums does not reach float32.
         norms = finished.double().square().sum(1, keepdim=True).sqrt().clamp_min(1e-30)
         return finished / norms.float()
+
+    def pictures(self, shape: ImageShape, constants: Constants) -> dict[str, Tensor]:
+        channels, height, width = shape
+        synthetic = dead_leaves(SHOWN, height=height, width=width, channels=channels, seed=_SEED)
+        pictures = {"synthetic images": synthetic.float() / 255}
+        for block in self._blocks(shape):
+            # Atoms are in whitened coordinates: the patches nearest to them are drawn.
+            whitening = constants[f"{block.name}.whitening"]
+            patches = constants[f"{block.name}.atoms"][:SHOWN] @ torch.linalg.pinv(whitening)
+            side = math.isqrt(patches.shape[1] // channels)
+            pictures[f"atoms, {block.name}"] = stretched(patches.view(-1, channels, side, side))
+        return pictures
 
     def _blocks(self, shape: ImageShape) -> tuple[PatchBlock, ...]:
         automatic = 2048 if shape[0] == 3 else 1024

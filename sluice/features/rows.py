@@ -17,6 +17,7 @@ from sluice.features.building import image_feature
 from sluice.features.cache import kept, name_of
 from sluice.features.catalog import blocks_of
 from sluice.features.constants import constants
+from sluice.features.whitening import unit_rows
 
 BIAS_INPUT = 0.3
 """The constant that stands at the end of each row: a bias whose gradient is smaller than that of the other weights."""
@@ -142,12 +143,6 @@ def presented(rows: Tensor, centre: Tensor | None) -> Tensor:
     return seen
 
 
-def unit_rows(rows: Tensor) -> Tensor:
-    """Rows of norm 1; one of zeros stays as it is."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / norms.clamp(min=torch.finfo(rows.dtype).tiny)
-
-
 def fixed_rows(function: Callable[[Tensor], Tensor], rows: Tensor, *, count: int = _ROWS_AT_ONCE) -> Tensor:
     """A function of rows, always called with this many: how many there are cannot change how one is rounded."""
     if len(rows) < count:
@@ -161,4 +156,4 @@ def _scaled(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255.0) if images.dtype == torch.uint8 else images.to(torch.float32)
 
 
-__all__ = ["BIAS_INPUT", "RowFeatures", "fixed_rows", "presented", "unit_rows"]
+__all__ = ["BIAS_INPUT", "RowFeatures", "fixed_rows", "presented"]

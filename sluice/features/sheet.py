@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from sluice._base.figures import as_png, blank_figure
+from sluice.features.base import SHOWN
 from sluice.features.rows import RowFeatures
 
-_SHOWN = 48
 _COLUMNS = 12
 
 
 def sheet(features: RowFeatures) -> bytes | None:
     """A PNG with a row of pictures for each thing that a feature has to show; None if there is nothing."""
     panels = [
-        (f"{feature.written()}: {title}", images[:_SHOWN])
+        (f"{feature.written()}: {title}", images[:SHOWN])
         for _, feature, known in features.blocks
         for title, images in feature.pictures(features.shape, known).items()
     ]

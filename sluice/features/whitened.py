@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sluice._base import validate
-from sluice.features.base import Constants, Extractor, ImageFeature, ImageShape
+from sluice.features.base import SHOWN, Constants, Extractor, ImageFeature, ImageShape
 from sluice.features.batches import in_batches
 from sluice.features.deskew import clean, deskew
 from sluice.features.normalise import GroupNormalisation
@@ -39,9 +39,8 @@ class WhitenedScattering(ImageFeature):
     """
 
     kind: ClassVar[str] = "whitened-scattering"
-    summary: ClassVar[str] = "scattering coefficients, whitened by those of synthetic images"
 
-    prior: str = "silhouettes"  # type: ignore[misc]
+    prior: str = "silhouettes"
     deskew: bool = False
     references: int = 5000
 
@@ -85,6 +84,9 @@ class WhitenedScattering(ImageFeature):
             return unit_rows(whitened.flatten(1))
 
         return lambda images: in_batches(rows_of, images, batch=_BATCH, width=normalised.width)
+
+    def pictures(self, shape: ImageShape, constants: Constants) -> dict[str, Tensor]:
+        return {"synthetic images": clean(replace(self, references=SHOWN)._synthetic(shape))}
 
     def _synthetic(self, shape: ImageShape) -> Tensor:
         channels, height, width = shape

@@ -16,7 +16,8 @@ from sluice.features.building import image_feature, text_feature
 from sluice.features.catalog import Block, blocks_of
 from sluice.features.constants import constants, constants_path
 from sluice.features.examples import RowExamples
-from sluice.features.rows import BIAS_INPUT, RowFeatures, presented, unit_rows
+from sluice.features.rows import BIAS_INPUT, RowFeatures, presented
+from sluice.features.whitening import unit_rows
 
 SHAPE = (1, 4, 4)
 
@@ -30,7 +31,6 @@ class Projection(ImageFeature):
     turned: bool = False
 
     kind: ClassVar[str] = "projection"
-    summary: ClassVar[str] = "a random projection"
     finishing: ClassVar[frozenset[str]] = frozenset({"keep"})
 
     def require_shape(self, shape: ImageShape) -> None:
