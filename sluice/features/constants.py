@@ -41,10 +41,10 @@ def constants(feature: ImageFeature, shape: ImageShape, *, show_progress: bool =
     if kept is not None:
         return kept
     with _one_thread(), progress(f"building {feature.written()}", total=steps, shown=show_progress) as advance:
-        made = feature.fit(shape, advance=advance)
+        made = {name: value.contiguous() for name, value in feature.fit(shape, advance=advance).items()}
     with explained("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save({name: value.contiguous() for name, value in made.items()}), public=True)
+    write_atomically(path, save(made), public=True)
     return made
 
 

@@ -42,7 +42,7 @@ class Projection(ImageFeature):
 
     def fit(self, shape: ImageShape, *, advance: Callable[[int], None]) -> dict[str, Tensor]:
         advance(2)
-        return {"matrix": torch.randn(16, self.width, generator=torch.Generator().manual_seed(3))}
+        return {"matrix": torch.randn(self.width, 16, generator=torch.Generator().manual_seed(3)).t()}
 
     def extractor(self, shape: ImageShape, constants: Constants) -> Extractor:
         return lambda images: (images.flatten(1).unsqueeze(2) * constants["matrix"]).sum(1)
@@ -106,6 +106,7 @@ def test_constants_are_built_once_and_again_if_the_file_is_cut_off(tmp_path, mon
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
     feature = Projection()
     first = constants(feature, SHAPE, show_progress=False)
+    assert first["matrix"].is_contiguous()  # as it is when it is read from the file
     path = constants_path(feature, SHAPE)
     content = path.read_bytes()
     monkeypatch.setattr(Projection, "fit", lambda *_, **__: pytest.fail("built twice"))
