@@ -147,3 +147,25 @@ def test_the_claim_of_a_mechanism_has_its_whole_profile():
     assert len(claim.profile) > 10
     deltas = [delta for _, delta in claim.profile]
     assert deltas == sorted(deltas, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "releases", "noise"), [(0.1, 20, 1.0), (1.0, 5, 4.0)])
+def test_a_true_claim_is_refuted_no_more_often_than_stated(rate, releases, noise):
+    """Three scores and the whole curve, on the very mechanism that is claimed: a thousand games."""
+    mechanism = SelectiveRelease(
+        sample_rate=rate, expected_batch_size=1.0, scaling=Clip(), noise_multiplier=noise, releases=releases
+    )
+    channel = Channel.of(mechanism)
+    claim = Claim.of_mechanism(mechanism, delta=DELTA, accountant="pld")
+    plan = plan_guesses(channel, canaries=1000)
+    random, games = np.random.default_rng(5), 1000
+    refuted = above = 0
+    for game in range(games):
+        members = coins(1000, game)
+        inside, outside = (channel.simulated(1000, members=each, random=random) for each in (True, False))
+        scores = {name: np.where(members, inside[name], outside[name]) for name in inside}
+        found = audit_scores(scores, members, plan=plan, delta=DELTA, claim=claim)
+        refuted += found.refuted
+        above += found.lower_bound > claim.epsilon
+    assert max(refuted, above) / games <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / games)
