@@ -294,7 +294,7 @@ class HiddenReference:
         return seen[1] - seen[0], bool(canary.members[0])
 
     def audit(self, plant: Plant, *, runs: int) -> dict[str, Any]:
-        """Clopper-Pearson over independent runs; the threshold is fixed before: five standard deviations of the noise."""
+        """Clopper-Pearson over independent runs; the threshold is fixed before: 2.5 standard deviations of the difference."""
         mechanism = self.mechanism()
         threshold = 2.5 * math.sqrt(2) * self.sigma
         results = [self.score(plant, mechanism=mechanism) for _ in range(runs)]
