@@ -79,6 +79,12 @@ FEATURES: dict[str, FeatureEntry] = {
         prior="silhouettes",
         implementation="nets:SilhouetteNet",
     ),
+    "leaf-net": FeatureEntry(
+        summary="a net that was trained to tell scenes of dead leaves apart",
+        domain="images",
+        prior="dead leaves",
+        implementation="nets:LeafNet",
+    ),
     "patches": FeatureEntry(
         summary="dictionaries of patches at several scales, whitened and pooled",
         domain="images",

@@ -18,6 +18,8 @@ from sluice.features.batches import in_batches
 from sluice.features.constants import constants as kept_constants
 from sluice.features.deskew import clean, deskew, rotate
 from sluice.features.nets_training import CELLS, SyntheticClasses, pretrained
+from sluice.features.synthetic.dead_leaves import dead_leaves
+from sluice.features.synthetic.leaf_scenes import LeafScenes
 from sluice.features.synthetic.pen_strokes import PenStrokes, pen_strokes
 from sluice.features.synthetic.silhouettes import Silhouettes, silhouettes
 from sluice.features.whitening import covariance, unit_rows, whitening_matrix
@@ -49,6 +51,8 @@ class SyntheticNet(ImageFeature):
         seed: of the classes and of the net. Several nets with different seeds know more than one.
     """
 
+    image_channels: ClassVar[tuple[int, ...]] = (1,)
+
     layer: str = "embedding"
     deskew: bool = False
     views: bool = False
@@ -73,8 +77,11 @@ class SyntheticNet(ImageFeature):
 
     def require_shape(self, shape: ImageShape) -> None:
         channels, height, width = shape
-        if channels != 1 or not all(_SMALLEST <= length <= _LARGEST for length in (height, width)):
-            raise self.refuse_shape(shape, "it takes grey images of 16x16 to 64x64 pixels")
+        if channels not in self.image_channels or not all(
+            _SMALLEST <= length <= _LARGEST for length in (height, width)
+        ):
+            what = "grey" if self.image_channels == (1,) else "grey or colour"
+            raise self.refuse_shape(shape, f"it takes {what} images of 16x16 to 64x64 pixels")
 
     def steps(self, shape: ImageShape) -> int:
         return self.training_steps if self == self._trained() else _REFERENCES
@@ -84,6 +91,7 @@ class SyntheticNet(ImageFeature):
         if self == trained:
             weights = pretrained(
                 self.source(shape),
+                inputs=shape[0],
                 channels=self.channels,
                 steps=self.training_steps,
                 seed=self.seed,
@@ -168,8 +176,25 @@ class SilhouetteNet(SyntheticNet):
         return silhouettes(_REFERENCES, height=shape[1], width=shape[2], seed=_REFERENCE_SEED)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeafNet(SyntheticNet):
+    """A net that tells views of random scenes of dead leaves apart: for photographs, in grey or in colour."""
+
+    kind: ClassVar[str] = "leaf-net"
+    image_channels: ClassVar[tuple[int, ...]] = (1, 3)
+
+    def source(self, shape: ImageShape) -> SyntheticClasses:
+        channels, height, width = shape
+        return LeafScenes(classes=self.classes, channels=channels, height=height, width=width, seed=self.seed)
+
+    def references(self, shape: ImageShape) -> Tensor:
+        channels, height, width = shape
+        leaves = dead_leaves(_REFERENCES, height=height, width=width, channels=channels, seed=_REFERENCE_SEED)
+        return leaves.float() / 255
+
+
 def _layer(weights: Constants, name: str) -> tuple[Tensor, Tensor]:
     return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
 
-__all__ = ["ANGLES", "LAYERS", "SilhouetteNet", "StrokeNet", "SyntheticNet"]
+__all__ = ["ANGLES", "LAYERS", "LeafNet", "SilhouetteNet", "StrokeNet", "SyntheticNet"]

@@ -33,10 +33,10 @@ class SyntheticClasses(Protocol):
 class ConvolutionalNet(nn.Module):
     """Three convolutions, a map of 3x3 cells, an embedding, and scores of classes."""
 
-    def __init__(self, *, channels: int, classes: int) -> None:
+    def __init__(self, *, inputs: int = 1, channels: int, classes: int) -> None:
         super().__init__()
         first, second, third, embedding = channels, 2 * channels, 4 * channels, 8 * channels
-        self.first = nn.Conv2d(1, first, 5, stride=2, padding=2, bias=False)
+        self.first = nn.Conv2d(inputs, first, 5, stride=2, padding=2, bias=False)
         self.second = nn.Conv2d(first, second, 3, padding=1, bias=False)
         self.third = nn.Conv2d(second, third, 3, padding=1, bias=False)
         self.embedding = nn.Linear(third * CELLS**2, embedding, bias=False)
@@ -71,12 +71,12 @@ def _double(net: nn.Module, name: str) -> Tensor:
 
 
 def pretrained(
-    source: SyntheticClasses, *, channels: int, steps: int, seed: int, advance: Callable[[int], None]
+    source: SyntheticClasses, *, inputs: int = 1, channels: int, steps: int, seed: int, advance: Callable[[int], None]
 ) -> dict[str, Tensor]:
-    """The folded weights of a net after so many steps on images drawn from ``source``."""
+    """The folded weights of a net after so many steps on images with ``inputs`` channels drawn from ``source``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = ConvolutionalNet(channels=channels, classes=source.classes)
+        net = ConvolutionalNet(inputs=inputs, channels=channels, classes=source.classes)
     generator = torch.Generator().manual_seed(seed)
     # Where the processor multiplies bfloat16 itself, this halves the time. The weights are float32 in any case.
     short_numbers = torch.cpu._is_avx512_bf16_supported()

@@ -9,7 +9,7 @@ from torch.nn import functional
 from sluice._base.errors import InputError
 from sluice.features import nets, nets_training
 from sluice.features.constants import constants
-from sluice.features.nets import SilhouetteNet, StrokeNet
+from sluice.features.nets import LeafNet, SilhouetteNet, StrokeNet
 from sluice.features.nets_training import ConvolutionalNet, pretrained
 from sluice.features.synthetic.pen_strokes import PenStrokes, pen_strokes
 
@@ -39,8 +39,9 @@ def ignore(done: int) -> None:
         StrokeNet(**TINY),
         StrokeNet(deskew=True, views=True, **TINY),
         SilhouetteNet(layer="map", **TINY),
+        LeafNet(**TINY),
     ],
-    ids=["plain", "views", "map"],
+    ids=["plain", "views", "map", "leaves"],
 )
 class TestRows:
     def test_rows_have_norm_1(self, feature, images):
@@ -66,7 +67,7 @@ class TestRows:
         assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [StrokeNet, SilhouetteNet])
+@pytest.mark.parametrize("kind", [StrokeNet, SilhouetteNet, LeafNet])
 def test_a_machine_makes_the_same_bytes_each_time(kind):
     torch.manual_seed(4)
     first = kind(**TINY).fit(SHAPE, advance=ignore)
@@ -158,3 +159,13 @@ def test_bad_options_are_refused(options):
 def test_written_as_a_user_would():
     assert StrokeNet(deskew=True, views=True).written() == "stroke-net:deskew,views"
     assert SilhouetteNet(layer="map").written() == "silhouette-net:layer=map"
+
+
+def test_a_net_of_leaves_takes_colour_and_the_others_do_not():
+    feature, shape = LeafNet(**TINY), (3, 20, 16)
+    known = constants(feature, shape, show_progress=False)
+    assert known["first.weight"].shape == (4, 3, 5, 5)
+    rows = feature.extractor(shape, known)(torch.rand(3, *shape, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(3))
+    with pytest.raises(InputError, match="grey images"):
+        constants(StrokeNet(**TINY), shape)
