@@ -19,7 +19,6 @@ _ORDINARY_NET: Mapping[str, Any] = {
     "optimizer": "sgd",
     "lr": 0.05,
     "lr_schedule": "cosine",
-    "momentum": 0.9,
     "batch_size": 128,
     "releases": 100,
 }

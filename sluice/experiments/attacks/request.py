@@ -106,8 +106,9 @@ def attacked_targets(
     if request.attack == "shadow":
         source, settings = _asked(request)
         target, split = four_way_target(source, settings, seed=request.seed, work=request.models)
-        chosen = {"seed": request.seed, "work": request.models, "epochs": request.epochs}
-        found = shadow_attack(target, split, kind=request.shadow_method, **chosen)
+        found = shadow_attack(
+            target, split, kind=request.shadow_method, seed=request.seed, work=request.models, epochs=request.epochs
+        )
         yield target, [found, *threshold_attacks(target)]
         return
     for target in _targets(request):
