@@ -42,7 +42,10 @@ def target_settings(
         chosen["model"] = "mlp"
     if method == ORDINARY and dataset in _PIXELS:
         chosen |= _ORDINARY_NET
-    return settings_from({**chosen, **(changes or {})}, recipe="paper")
+    chosen |= changes or {}
+    if dataset in _PIXELS and chosen["model"] != "scattering-cnn":
+        chosen.setdefault("features", "plain")  # published defaults would put another net on scattering features
+    return settings_from(chosen, recipe="paper")
 
 
 def shadow_settings(target: TrainSettings, *, kind: str, seed: int, number: int = 0) -> TrainSettings:

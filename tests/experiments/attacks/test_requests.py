@@ -81,6 +81,15 @@ def test_private_shadow_models_have_the_targets_settings_but_not_its_noise():
     assert for_records(ordinary, records=30_000, made_for=60_000) == ordinary
 
 
+@pytest.mark.parametrize("method", ["non-private", "dpsgd", "dpsr-cg"])
+@pytest.mark.parametrize("model", ["pixel-cnn", "mlp"])
+def test_targets_see_pixels_whatever_their_net(method, model):
+    target = target_settings("fashion-mnist", method=method, epsilon=3.0, seed=0, changes={"model": model})
+    assert (target.model, target.features) == (model, "plain")
+    asked = target_settings("fashion-mnist", method=method, epsilon=3.0, seed=0, changes={"features": "scattering"})
+    assert asked.features == "scattering"
+
+
 def test_only_public_data_sets_are_attacked_outside_a_run(tmp_path):
     with pytest.raises(InputError, match="--run"):
         AttackRequest(attack="loss", dataset=str(tmp_path / "own.npz"))
