@@ -115,6 +115,10 @@ def test_commands_write_results_of_public_data(command, tmp_path, capsys):
     assert {"loss", "gap"} < set(payload["attacks"])
     (stored,) = (tmp_path / "results").glob("*.json")
     assert json.loads(stored.read_text())["attacks"] == payload["attacks"]
+    if command.startswith("white-box"):
+        with pytest.raises(SystemExit):
+            main(arguments.replace("releases=2", "releases=3").split())
+        assert len(list((tmp_path / "results").glob("*.json"))) == 2  # other settings replace nothing
 
 
 def test_results_on_a_run_stay_private(tmp_path, capsys, monkeypatch):
