@@ -12,6 +12,11 @@ from sluice.attacks.lira import VARIANTS
 from sluice.attacks.references import References
 from sluice.attacks.scores import Scores, require_scores
 
+PUBLISHED_SLOPE = 0.3
+"""The authors' a for CIFAR-10, for so few shadow models that none can be attacked by the others."""
+
+MODELS_TO_CHOOSE_SLOPE = 4
+
 _OFFLINE_SLOPES = tuple(number / 10 for number in range(11))
 
 

@@ -214,8 +214,7 @@ def _told(
     payload = described(target, attacks, extra)
     folder, public = request.private_folder or results, request.private_folder is None
     if folder is not None:
-        name = f"{request.attack}-{Path(target.settings.dataset).stem}-{target.settings.method}-seed{request.seed}-{number}"
-        stem = request.attack if not public else name
+        stem = request.attack if not public else _stem(request, target, number)
         write_result(folder / f"{stem}.json", payload, public=public)
         write_plot(folder / f"{stem}.png", target, attacks, public=public)
     if as_json:
@@ -236,3 +235,12 @@ def _told(
     if folder is not None:
         typer.echo(f"Written: {folder / stem}.json, .png{'' if public else ' (private)'}")
     return payload
+
+
+def _stem(request: AttackRequest, target: Any, number: int) -> str:
+    """Other settings, records or shadow models: another file, so that no result replaces that of another target."""
+    from sluice.runs.folder import configuration_hash
+
+    asked = {"shadows": request.shadows, "shadow_method": request.shadow_method, "records": len(target.pool)}
+    key = configuration_hash({**asked, "settings": target.settings.to_dict()})[:8]
+    return f"{target.settings.dataset}-{target.settings.method}-{request.attack}-{key}-seed{request.seed}-{number}"

@@ -187,3 +187,73 @@ def accuracy(
             as_json=as_json,
         )
     )
+
+
+@app.command("attacks")
+def attacks(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option("--datasets", help="Names, separated by commas.", show_default="fashion-mnist,cifar-10"),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", help="Names, separated by commas.", show_default="dpsr-cg,dpsgd,non-private"),
+    ] = None,
+    epsilons: Annotated[
+        list[str] | None, typer.Option("--epsilons", help="Separated by commas.", show_default="1,2,3")
+    ] = None,
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attacks",
+            help="shadow-ordinary and shadow-same (Black-Box/Shadow), white-box, lira, rmia, separated by commas.",
+            show_default="shadow-ordinary,shadow-same,white-box,lira",
+        ),
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option("--seeds", help="Separated by commas.", show_default="0")] = None,
+    shadows: Annotated[int, typer.Option("--shadows", help="Shadow models of lira and rmia.")] = 16,
+    records: Annotated[
+        int | None, typer.Option("--records", help="Use so many records, drawn by the seed; all if not given.")
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every target.")
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = Path("results/attacks"),
+    work: Annotated[Path | None, typer.Option("--work", help="Folder where models are kept.")] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Shadow models at once.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The paper's tables of membership attacks, and the same methods under LiRA and RMIA.
+
+    Results are small JSON files that are used again; models are kept and resumed. No accuracy here is evidence of privacy.
+
+    Example: sluice reproduce attacks --datasets fashion-mnist --epsilons 1,3 --records 12000
+    """
+    from sluice.cli.reproduce_attacks import reproduce_attacks
+    from sluice.experiments.attacks.printed import DATASETS, METHODS
+    from sluice.experiments.attacks.request import AttackRequest
+    from sluice.experiments.tables.accuracy_cells import parse_overrides
+
+    names = tuple(datasets or DATASETS)
+    reproduce_attacks(
+        AttackRequest(
+            attack="loss",
+            dataset="digits",
+            changes=parse_overrides(change or ()),
+            records=records,
+            shadows=shadows,
+            work=work,
+            data_dir=data_dir,
+            jobs=jobs,
+        ),
+        datasets=names,
+        methods=tuple(methods or METHODS),
+        epsilons=tuple(epsilons or ("1", "2", "3")),
+        attacks=tuple(attacks or ("shadow-ordinary", "shadow-same", "white-box", "lira")),
+        seeds=tuple(seeds or ("0",)),
+        results=results,
+        no_run=no_run,
+        as_json=as_json,
+    )

@@ -58,12 +58,12 @@ class Request:
 def reproduce_accuracy(request: Request) -> None:
     """Run the command."""
     _check(request)
-    epsilons = _numbers("epsilons", request.epsilons, float)
+    epsilons = numbers_of("epsilons", request.epsilons, float)
     plan = plan_cells(
-        datasets=_words(request.datasets),
-        methods=_words(request.methods),
+        datasets=words_of(request.datasets),
+        methods=words_of(request.methods),
         epsilons=epsilons,
-        seeds=_numbers("seeds", request.seeds, int),
+        seeds=numbers_of("seeds", request.seeds, int),
         recipe=request.table.recipe,
         overrides=parse_overrides(request.changes),
         tag=request.tag,
@@ -108,13 +108,15 @@ def _check(request: Request) -> None:
         raise InputError("again and no-run cannot be given together: one runs every cell, the other none.")
 
 
-def _words(given: tuple[str, ...]) -> list[str]:
+def words_of(given: tuple[str, ...]) -> list[str]:
+    """Words that were typed one by one or separated by commas."""
     return [word.strip() for text in given for word in text.split(",") if word.strip()]
 
 
-def _numbers(name: str, given: tuple[str, ...], kind: Callable[[str], Number]) -> list[Number]:
+def numbers_of(name: str, given: tuple[str, ...], kind: Callable[[str], Number]) -> list[Number]:
+    """The same for numbers, each once."""
     numbers = []
-    for word in _words(given):
+    for word in words_of(given):
         try:
             numbers.append(kind(word))
         except ValueError:

@@ -13,7 +13,7 @@ from sluice._base.errors import InputError
 from sluice.attacks.evaluation import AttackEvaluation, RocCurve, evaluate, roc_curve
 from sluice.attacks.lira import lira_scores
 from sluice.attacks.references import References
-from sluice.attacks.rmia import rmia_scores
+from sluice.attacks.rmia import MODELS_TO_CHOOSE_SLOPE, PUBLISHED_SLOPE, rmia_scores
 from sluice.attacks.scores import Scores, log_odds, probabilities_of_label
 from sluice.attacks.shadow import fit_shadow, shadow_features
 from sluice.attacks.thresholds import gap_scores, loss_scores
@@ -146,10 +146,11 @@ def lira_attacks(target: Target, shadows: ShadowLogits) -> list[AttackScores]:
 def rmia_attacks(target: Target, shadows: ShadowLogits, *, gamma: float = 2.0) -> list[AttackScores]:
     """Online and offline RMIA; the attacked records themselves stand for the population."""
     references = _references(target, shadows, probabilities_of_label)
+    slope = PUBLISHED_SLOPE if references.models < MODELS_TO_CHOOSE_SLOPE else None
     return [
         AttackScores(
             name=f"rmia {variant}",
-            scores=rmia_scores(references, variant=variant, gamma=gamma),
+            scores=rmia_scores(references, variant=variant, gamma=gamma, offline_slope=slope),
             members=target.truth,
         )
         for variant in ("online", "offline")

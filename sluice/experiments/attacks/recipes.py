@@ -19,7 +19,6 @@ _ORDINARY_NET: Mapping[str, Any] = {
     "optimizer": "sgd",
     "lr": 0.05,
     "lr_schedule": "cosine",
-    "momentum": 0.9,
     "batch_size": 128,
     "releases": 100,
 }
@@ -43,7 +42,10 @@ def target_settings(
         chosen["model"] = "mlp"
     if method == ORDINARY and dataset in _PIXELS:
         chosen |= _ORDINARY_NET
-    return settings_from({**chosen, **(changes or {})}, recipe="paper")
+    chosen |= changes or {}
+    if dataset in _PIXELS and chosen["model"] != "scattering-cnn":
+        chosen.setdefault("features", "plain")  # published defaults would put another net on scattering features
+    return settings_from(chosen, recipe="paper")
 
 
 def shadow_settings(target: TrainSettings, *, kind: str, seed: int, number: int = 0) -> TrainSettings:

@@ -50,9 +50,9 @@ def cells_of(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def rate_text(rate: Mapping[str, Any] | None, non_members: int) -> str:
-    """A true positive rate with its interval, or why there is none."""
+    """A true positive rate with its interval, or that there are too few non-members for one."""
     if rate is None:
-        return f"({non_members} non-members are too few)"
+        return f"too few ({non_members})"
     return f"{100 * rate['rate']:.2f} % ({100 * rate['low']:.2f} to {100 * rate['high']:.2f})"
 
 
