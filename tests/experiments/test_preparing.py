@@ -123,7 +123,7 @@ def test_imdb_as_bags_of_words(monkeypatch):
         pytest.skip("SLUICE_DATA is not set: no imdb here")
     lists, rows = (
         prepare(settings_from({"dataset": "imdb", **more})).train
-        for more in ({}, {"features": "bag-of-words", "model": "linear"})
+        for more in ({"model": "bag-of-words"}, {"features": "bag-of-words", "model": "linear"})
     )
     assert lists.input_shape == rows.input_shape == (10_000,)
     inputs, _ = rows.batch(range(3))
