@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice._base.files import write_atomically
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell
-from sluice.experiments.tables.accuracy_plot import accuracy_table_png
+from sluice.experiments.tables.accuracy_plot import accuracy_over_epsilon_png, accuracy_table_png
 from sluice.experiments.tables.accuracy_results import stored_result
 from sluice.experiments.tables.accuracy_table import Line
 from sluice.experiments.tables.accuracy_texts import as_csv, markdown
@@ -45,5 +45,6 @@ def write_table(lines: Sequence[Line], output: Path, *, references: bool = False
     page = markdown(lines, plot=paths["png"].name, references=references)
     write_atomically(paths["md"], page.encode("utf-8"), public=True)
     write_atomically(paths["csv"], as_csv(lines).encode("utf-8"), public=True)
-    write_atomically(paths["png"], accuracy_table_png(lines), public=True)
+    draw = accuracy_over_epsilon_png if references else accuracy_table_png
+    write_atomically(paths["png"], draw(lines), public=True)
     return paths

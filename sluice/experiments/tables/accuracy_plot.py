@@ -34,6 +34,39 @@ def accuracy_table_png(lines: Sequence[Line]) -> bytes:
         return as_png(figure)
 
 
+def accuracy_over_epsilon_png(lines: Sequence[Line]) -> bytes:
+    """A panel for each data set: accuracy over epsilon of each row, and of the paper's own method as it is printed."""
+    datasets = list(dict.fromkeys(line.dataset for line in lines))
+    with blank_figure() as figure:
+        figure.set_size_inches(2.6 * max(1, len(datasets)), 2.7)
+        panels = figure.subplots(1, max(1, len(datasets)), squeeze=False)[0]
+        for axes, dataset in zip(panels, datasets, strict=False):
+            members = [line for line in lines if line.dataset == dataset]
+            rows = dict.fromkeys(line.row for line in members)
+            for row, color in zip(rows, (BLUE, GREY), strict=False):
+                found = [line for line in members if line.row == row and line.mean is not None]
+                heights, spread = [line.mean for line in found], [line.deviation or 0.0 for line in found]
+                axes.errorbar(
+                    [line.heading for line in found], heights, yerr=spread, marker="D", color=color, capsize=3
+                )
+            printed = [line for line in members if line.method == "dpsr-cg" and line.printed is not None]
+            percents = [float(line.printed.percent) for line in printed if line.printed is not None]
+            axes.plot([line.heading for line in printed], percents, marker="o", markerfacecolor="none", color=RED)
+            axes.set_title(dataset, fontsize=10)
+            axes.set_xlabel("epsilon (delta 1e-5)")
+            axes.set_xticks(sorted({line.heading for line in members}))
+            axes.margins(x=0.12, y=0.12)
+        panels[0].set_ylabel("test accuracy [%]")
+        names = [*dict.fromkeys(line.row for line in lines), "the paper's DPSR-CG, as printed"]
+        colors, markers = (BLUE, GREY, RED), ("D", "D", "o")
+        handles = [
+            Line2D([], [], marker=marker, color=color, label=name, markerfacecolor=color if marker == "D" else "none")
+            for name, color, marker in zip(names, colors, markers, strict=False)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        return as_png(figure)
+
+
 def _draw(axes: Axes, lines: Sequence[Line]) -> None:
     for height, line in enumerate(lines):
         if line.printed is not None:

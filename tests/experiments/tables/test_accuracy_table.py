@@ -8,7 +8,7 @@ import pytest
 
 from sluice.experiments.tables.accuracy import write_table
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, plan_cells
-from sluice.experiments.tables.accuracy_plot import accuracy_table_png
+from sluice.experiments.tables.accuracy_plot import accuracy_over_epsilon_png, accuracy_table_png
 from sluice.experiments.tables.accuracy_reasons import reason_below
 from sluice.experiments.tables.accuracy_table import Line, table_lines
 from sluice.experiments.tables.accuracy_texts import as_csv, below_the_printed, cells_of, claims_text, markdown
@@ -224,3 +224,14 @@ def test_the_plot_is_a_png_and_comes_out_the_same(tmp_path):
     assert content.startswith(b"\x89PNG")
     assert content == accuracy_table_png(lines)
     assert content != accuracy_table_png(lines[:3])
+
+
+def test_the_plot_over_epsilon_changes_with_what_it_shows(tmp_path):
+    lines = everything()
+    content = accuracy_over_epsilon_png(lines)
+    assert content.startswith(b"\x89PNG")
+    assert content != accuracy_over_epsilon_png(lines[:1])
+    paths = write_table(lines, tmp_path / "best", references=True)
+    assert paths["png"].read_bytes() == content
+    assert "What others reach" in paths["md"].read_text("utf-8")
+    assert "What others reach" not in write_table(lines, tmp_path / "same")["md"].read_text("utf-8")
