@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    splits = prepare(default_settings("mnist"))
+    splits = prepare(default_settings("mnist", recipe="paper"))
     torch.manual_seed(options.seed)
     model = create_model("scattering-cnn", splits.train.input_shape, len(splits.classes))
     rate = BATCH / len(splits.train)

@@ -24,11 +24,16 @@ from sluice._base.files import replaced_atomically
 from sluice.data import DataSplits
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import Training
-from sluice.experiments.settings import TrainSettings, default_settings
+from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.runs.trace import TraceRow
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "selection"
 GATES = ("clipping-bias", "none", "coin")
+_SCATTERING = {"features": "scattering", "model": "linear", "lr": 0.1, "scaling_bound": 0.3, "ema_decay": 0.99}
+LINEAR_ON_SCATTERING: dict[str, dict[str, object]] = {
+    "mnist": {**_SCATTERING, "releases": 1500, "batch_size": 1024},
+    "fashion-mnist": {**_SCATTERING, "releases": 2000, "batch_size": 2048},
+}
 
 
 def run_cell(settings: TrainSettings, splits: DataSplits) -> dict[str, object]:
@@ -90,12 +95,16 @@ def main() -> None:
             changes[name] = json.loads(value)
         except json.JSONDecodeError:
             changes[name] = value
-    base = replace(
-        default_settings(options.dataset, epsilon=options.epsilon),
-        epsilon=options.epsilon,
-        hold_out=options.hold_out,
-        evaluate_every=0,
-        **changes,
+    base = settings_from(
+        {
+            "dataset": options.dataset,
+            "epsilon": options.epsilon,
+            **LINEAR_ON_SCATTERING.get(options.dataset, {}),
+            "hold_out": options.hold_out,
+            **({} if options.hold_out else {"evaluate_every": 0}),
+            **changes,
+        },
+        recipe="paper",
     )
     splits = prepare(base)
     for gate in options.gates:
