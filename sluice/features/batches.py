@@ -30,15 +30,19 @@ def in_batches(compute: Callable[[Tensor], Tensor], images: Tensor, *, batch: in
             values = compute(part)
         rows[start : start + batch] = values[: len(rows) - start]
 
-    with _single_threads(min(torch.get_num_threads(), max(1, len(starts)))) as workers:
+    with single_threads(min(torch.get_num_threads(), max(1, len(starts)))) as workers:
         for done in [workers.submit(compute_from, start) for start in starts]:
             done.result()
     return rows
 
 
 @contextmanager
-def _single_threads(count: int) -> Iterator[Executor]:
-    """A pool in which every operation runs on one thread. PyTorch's own setting is put back at the end."""
+def single_threads(count: int) -> Iterator[Executor]:
+    """A pool in which every operation runs on one thread, so that batches and not operations share the cores.
+
+    PyTorch's setting is put back at the end; while the pool runs, matrix products elsewhere in the process may use fewer
+    threads.
+    """
     configured = torch.get_num_threads()
     with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
@@ -48,4 +52,4 @@ def _single_threads(count: int) -> Iterator[Executor]:
             torch.set_num_threads(configured)
 
 
-__all__ = ["in_batches"]
+__all__ = ["in_batches", "single_threads"]

@@ -6,15 +6,14 @@ It has no parameters and is computed for each image alone, so it costs no privac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.features.batches import single_threads
 from sluice.features.filters import ANGLES, SCALES, wavelet_spectra
 from sluice.features.native.kernels import NativeScattering, library, workable
 from sluice.features.spectral import BandPass, LowPass, Workspace, reflection
@@ -121,7 +120,7 @@ class Scattering(nn.Module):
         if threads == 1:
             self._transform_all(chunks)
             return
-        with _workers(threads) as workers:
+        with single_threads(threads) as workers:
             for done in [workers.submit(self._transform_all, chunks[worker::threads]) for worker in range(threads)]:
                 done.result()
 
@@ -144,22 +143,6 @@ class Scattering(nn.Module):
         for wave, pairs in zip(fine, order_2.split(ANGLES), strict=True):
             self.average_coarse(self.waves_of_waves(wave, workspace, "coarse"), workspace, into=pairs)
         into.view(planes.shape[0], -1).copy_(coefficients.view(-1, samples).t()[: planes.shape[0]])
-
-
-@contextmanager
-def _workers(count: int) -> Iterator[Executor]:
-    """A pool in which every operation runs on one thread, so that chunks and not operations share the cores.
-
-    The operations are too small to be worth splitting. PyTorch's setting is put back at the end; while the
-    pool runs, matrix products elsewhere in the process may use fewer threads.
-    """
-    configured = torch.get_num_threads()
-    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            yield pool
-        finally:
-            pool.shutdown()
-            torch.set_num_threads(configured)
 
 
 def _padded(length: int) -> int:
