@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from sluice._base.errors import InputError
+from sluice.features.catalog import written
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -80,12 +81,7 @@ class ImageFeature(ABC):
 
     def written(self) -> str:
         """The name with the options that are not the default, as a user would type it."""
-        given = []
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value != each.default:
-                given.append(each.name if value is True else f"{each.name}={value}")
-        return f"{self.kind}:{','.join(given)}" if given else self.kind
+        return written(self.kind, self)
 
     def refuse_shape(self, shape: ImageShape, allowed: str) -> InputError:
         return InputError(f"features={self.kind!r} is not allowed for images of shape {shape}: {allowed}.")

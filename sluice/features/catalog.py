@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -125,6 +125,16 @@ def has_rows(expression: str) -> bool:
     return all(block.entry.domain == "images" and block.entry.implementation for block in blocks_of(expression))
 
 
+def written(kind: str, options: Any) -> str:
+    """A feature as a user would type it: its name, with those of its options (fields) that are not the default."""
+    given = []
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if value != each.default:
+            given.append(each.name if value is True else f"{each.name}={value}")
+    return f"{kind}:{','.join(given)}" if given else kind
+
+
 def _block(text: str, expression: str) -> Block:
     match = _BLOCK.fullmatch(text)
     if match is None:
@@ -149,4 +159,4 @@ def _refused(expression: str, why: str) -> InputError:
     return InputError(f"features={expression!r} is not allowed: {why}. See 'sluice features list'.")
 
 
-__all__ = ["FEATURES", "Block", "Domain", "FeatureEntry", "blocks_of", "has_rows"]
+__all__ = ["FEATURES", "Block", "Domain", "FeatureEntry", "blocks_of", "has_rows", "written"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.data.text import LabelledSequences, Sequences
 from sluice.data.weighted import VALUE_STEPS, WeightedBagExamples, WeightedBags, text_digests
+from sluice.features.catalog import written
 from sluice.features.words_negation import Negation, Numbers
 
 Reals = NDArray[np.float64]
@@ -122,9 +123,7 @@ class WeightedWords:
 
     def written(self) -> str:
         """The name with the options that are not the default, as a user would type it."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = [f"{each.name}={values[each.name]}" for each in fields(self) if values[each.name] != each.default]
-        return f"{self.kind}:{','.join(given)}" if given else self.kind
+        return written(self.kind, self)
 
     def examples(self, texts: LabelledSequences, *, word_index: WordIndex | None = None) -> WeightedBagExamples:
         """Labelled texts as records that a model can be trained on.
