@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.data import DataSplits
 from sluice.experiments.preparing import prepare
 from sluice.experiments.run import Progress, Training, TrainResult, recorded_run
-from sluice.experiments.settings import TrainSettings, default_settings
+from sluice.experiments.settings import TrainSettings
 from sluice.experiments.tables.accuracy_cells import Cell, PlannedCell
 from sluice.experiments.tables.accuracy_results import SourceState, store_result
 from sluice.methods import method_of
@@ -114,7 +114,7 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
 def _train(
     settings: TrainSettings, path: Path, data_dir: Path | None, report: Callable[[Progress], None]
 ) -> TrainResult:
-    splits = _splits(settings.dataset, settings.features, data_dir)
+    splits = _splits(settings.dataset, settings.features, settings.model, data_dir)
     if may_begin(path):
         return Training(settings=settings, splits=splits, report=report).start(path)
     recorded = recorded_run(path)
@@ -124,9 +124,10 @@ def _train(
 
 
 @lru_cache(maxsize=1)
-def _splits(dataset: str, features: str, data_dir: Path | None) -> DataSplits:
+def _splits(dataset: str, features: str, model: str, data_dir: Path | None) -> DataSplits:
     """Cells that follow one another mostly share their data, which takes longer to prepare than a small cell to run."""
-    return prepare(replace(default_settings(dataset), features=features), data_dir=data_dir, show_progress=False)
+    seen = TrainSettings(dataset=dataset, features=features, model=model)
+    return prepare(seen, data_dir=data_dir, show_progress=False)
 
 
 def _description(planned: PlannedCell, trained: TrainResult) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from joblib import parallel_config
 
 from sluice._base.errors import DataError, InputError
 from sluice.experiments.run import Progress
-from sluice.experiments.tables import accuracy_jobs
+from sluice.experiments.tables import accuracy_jobs, accuracy_run
 from sluice.experiments.tables.accuracy import take_stock
 from sluice.experiments.tables.accuracy_cells import Plan, PlannedCell, plan_cells
 from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
@@ -279,3 +279,14 @@ def test_the_source_is_that_of_the_package():
         pytest.skip("the package is not in a repository here")
     assert len(state.commit) == 40
     assert isinstance(state.dirty, bool)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist", "imdb"])
+def test_the_data_of_a_cell_depends_on_its_own_settings_alone(dataset, monkeypatch, tmp_path):
+    """Not on the recipe of the data set, which may be about other features altogether."""
+    seen = []
+    monkeypatch.setattr(accuracy_run, "prepare", lambda settings, **_: seen.append(settings))
+    accuracy_run._splits(dataset, "plain", "linear", tmp_path)
+    (settings,) = seen
+    assert (settings.dataset, settings.features, settings.model) == (dataset, "plain", "linear")
+    assert settings.mean_noise is None
