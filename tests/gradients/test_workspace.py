@@ -65,11 +65,16 @@ def test_memory_in_a_graph_stays_with_it():
 def test_a_pool_keeps_few_blocks_of_fitting_size():
     pool = Pool(blocks=2, largest=100)
     lent = [pool.empty((50,)) for _ in range(4)]
-    addresses = {tensor.data_ptr() for tensor in lent}
-    assert len(addresses) == 4
+    assert len({tensor.data_ptr() for tensor in lent}) == 4
     lent.clear()
-    assert pool.empty((20,)).data_ptr() not in addresses
-    assert len(pool._free) == 2
+    kept = {block.ctypes.data for block in pool._free}
+    assert len(kept) == 2
+    small = pool.empty((20,))  # does not fit: either block stays free
+    assert {block.ctypes.data for block in pool._free} == kept
+    fitting = pool.empty((40,))
+    assert fitting.data_ptr() in kept
+    del fitting
+    assert small.data_ptr() not in kept
     assert pool.empty((101,)).shape == (101,)
     assert pool.empty((0, 3)).shape == (0, 3)
-    assert len(pool._free) == 2
+    assert {block.ctypes.data for block in pool._free} == kept
