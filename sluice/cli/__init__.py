@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from sluice import __version__
 from sluice._base.errors import SluiceError
+from sluice._base.extras import needing_extras
 from sluice.cli import accounting, attack, audit, bench, data, features, methods, reproduce, runs, serve, train
 
 EXAMPLES = (
@@ -85,7 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
     command = typer.main.get_command(app)
     try:
-        code = command.main(args=arguments, prog_name="sluice", standalone_mode=False)
+        with needing_extras():
+            code = command.main(args=arguments, prog_name="sluice", standalone_mode=False)
     except TyperException as error:
         if not error.format_message():  # the command was called bare: its help is already on the screen
             sys.exit(2)
