@@ -87,8 +87,8 @@ def reproduce_accuracy(request: Request) -> None:
                 failures[outcome.cell] = outcome.failure
             else:
                 found[outcome.cell] = outcome.result
-    lines = table_lines(plan, found, epsilons=epsilons, failures=failures)
-    files = write_table(lines, request.output or request.results / "table", references=request.table.references)
+    lines = table_lines(plan, found, epsilons=epsilons, failures=failures, printed=request.table.printed)
+    files = write_table(lines, request.output or request.results / "table", request.table)
     if request.as_json:
         print_json(_as_json(plan, found, lines, files, failures, reused=len(stock.results)))
     else:

@@ -12,6 +12,7 @@ from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell
 from sluice.experiments.tables.accuracy_plot import accuracy_over_epsilon_png, accuracy_table_png
 from sluice.experiments.tables.accuracy_results import stored_result
 from sluice.experiments.tables.accuracy_table import Line
+from sluice.experiments.tables.accuracy_tables import AccuracyTable
 from sluice.experiments.tables.accuracy_texts import as_csv, markdown
 
 
@@ -39,12 +40,12 @@ def take_stock(plan: Plan, results: Path) -> Stock:
     return Stock(results=found, open=tuple(open_cells), remarks=tuple(remarks))
 
 
-def write_table(lines: Sequence[Line], output: Path, *, references: bool = False) -> dict[str, Path]:
+def write_table(lines: Sequence[Line], output: Path, table: AccuracyTable) -> dict[str, Path]:
     """Write ``output`` with the endings .md, .csv and .png, each as a whole or not at all."""
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in ("md", "csv", "png")}
-    page = markdown(lines, plot=paths["png"].name, references=references)
+    page = markdown(lines, title=table.title, plot=paths["png"].name, references=table.references)
     write_atomically(paths["md"], page.encode("utf-8"), public=True)
     write_atomically(paths["csv"], as_csv(lines).encode("utf-8"), public=True)
-    draw = accuracy_over_epsilon_png if references else accuracy_table_png
+    draw = accuracy_over_epsilon_png if table.references else accuracy_table_png
     write_atomically(paths["png"], draw(lines), public=True)
     return paths
