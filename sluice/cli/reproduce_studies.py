@@ -89,4 +89,38 @@ def ablation(
     )
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"ablation": ablation}
+def convergence(
+    problems: Annotated[
+        list[str] | None,
+        typer.Option("--problems", help="quadratic, digits, separated by commas.", show_default="both"),
+    ] = None,
+    seeds: Annotated[
+        list[str] | None,
+        typer.Option("--seeds", help="One run for each, separated by commas.", show_default="0,1,2,3,4"),
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = Path(
+        "results/convergence"
+    ),
+    output: Output = None,
+    again: Again = False,
+    no_run: NoRun = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """The paper's convergence bound where every constant is known, and one that is proved, beside what was measured.
+
+    Example: sluice reproduce convergence --problems quadratic --seeds 0,1
+    """
+    from sluice.cli.reproduce_convergence import reproduce_convergence
+
+    reproduce_convergence(
+        problems=tuple(problems or ("quadratic,digits",)),
+        seeds=tuple(seeds or ("0,1,2,3,4",)),
+        results=results,
+        output=output or results / "table",
+        again=again,
+        no_run=no_run,
+        as_json=as_json,
+    )
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"ablation": ablation, "convergence": convergence}
