@@ -123,4 +123,71 @@ def convergence(
     )
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"ablation": ablation, "convergence": convergence}
+def beta(
+    datasets: Datasets = None,
+    betas: Annotated[
+        list[str] | None,
+        typer.Option("--betas", help="Thresholds, separated by commas.", show_default="0,1,2,3,4,5"),
+    ] = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="Proved for every run.")] = 3.0,
+    seeds: Seeds = None,
+    looks: Annotated[
+        int, typer.Option("--looks", help="Accepted attempts to look at in each run, about, and as many rejected ones.")
+    ] = 60,
+    records: Annotated[
+        int | None,
+        typer.Option("--records", help="Training records on which loss is compared, drawn once; all if not given."),
+    ] = None,
+    change: Change = None,
+    tag: Tag = "",
+    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = Path("results/beta"),
+    work: Work = None,
+    data_dir: DataDir = None,
+    output: Output = None,
+    again: Again = False,
+    no_run: NoRun = False,
+    jobs: Jobs = None,
+    threads: Threads = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The paper's figures on beta: the share of good updates among the accepted and among the rejected ones.
+
+    An update is good if applying it lowers the loss on the training records. Runs are those of sluice train, bit for bit;
+    beside them, some attempts, rejected ones included, are completed with noise of the study's own and tried out. For
+    public data: what is found is sensitive. A coin in place of the gate is the control of the accuracy.
+
+    Example: sluice reproduce beta --datasets imdb --betas 0,3 --seeds 0 --looks 20
+    """
+    from sluice.cli.reproduce_accuracy import Request
+    from sluice.cli.reproduce_beta import reproduce_beta
+    from sluice.experiments.beta.study import DATASETS
+    from sluice.experiments.tables.accuracy_tables import TABLES
+
+    reproduce_beta(
+        Request(
+            table=TABLES["same-nets"],
+            datasets=tuple(datasets or DATASETS),
+            methods=(),
+            epsilons=(str(epsilon),),
+            seeds=tuple(seeds or ("0,1,2",)),
+            changes=tuple(change or ()),
+            tag=tag,
+            results=results,
+            work=work,
+            data_dir=data_dir,
+            output=output,
+            again=again,
+            no_run=no_run,
+            jobs=jobs,
+            threads=threads,
+            backend="loky",
+            scheduler=None,
+            as_json=as_json,
+        ),
+        betas=tuple(betas or ("0,1,2,3,4,5",)),
+        looks=looks,
+        records=records,
+    )
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"ablation": ablation, "beta": beta, "convergence": convergence}

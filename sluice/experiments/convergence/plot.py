@@ -39,7 +39,13 @@ def convergence_png(lines: Sequence[Line]) -> bytes:
             axes.set_title(name, fontsize=10)
             axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
             axes.set_axisbelow(True)
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        figure.legend(
+            handles=_legend(),
+            loc="outside lower center",
+            ncols=3 if len(problems) > 1 else 1,
+            frameon=False,
+            fontsize=9,
+        )
         return as_png(figure)
 
 

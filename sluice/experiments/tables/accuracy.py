@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,18 @@ class Stock:
     remarks: tuple[str, ...]
 
 
-def take_stock(plan: Plan, results: Path) -> Stock:
-    """Look at the stored results; those of other settings do not count."""
+def take_stock(plan: Plan, results: Path, *, lacks: Callable[[Mapping[str, Any]], str] = lambda result: "") -> Stock:
+    """Look at the stored results; those of other settings do not count.
+
+    Args:
+        lacks: says what a result lacks beside what every cell has, "" for nothing.
+    """
     found: dict[Cell, Mapping[str, Any]] = {}
     open_cells, remarks = [], []
     for planned in plan.cells:
         result, remark = stored_result(results, planned)
+        if result is not None and (lacking := lacks(result)):
+            result, remark = None, f"{planned.cell.title} {lacking}"
         if result is not None:
             found[planned.cell] = result
             continue
