@@ -141,3 +141,11 @@ def test_a_resumed_run_repeats_its_rows(splits, tmp_path):
         tmp_path / "run"
     )
     assert (tmp_path / "again.jsonl").read_text() == whole
+
+
+def test_each_release_has_a_source_of_its_own_that_a_resumed_run_has_again(tmp_path):
+    study = AttemptStudy(seed=3, sampling=ALL, path=tmp_path / "rows")
+    drawn = [float(study._source(f"release {number}").uniform((1,))) for number in (1, 2, 1)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    other = AttemptStudy(seed=4, sampling=ALL, path=tmp_path / "rows")
+    assert float(other._source("release 1").uniform((1,))) != drawn[0]
