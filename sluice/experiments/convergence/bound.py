@@ -165,7 +165,8 @@ class Descent:
         """A bound on how far the mean of a release is from the gradient, in units of the scale.
 
         Args:
-            cut_off: the mean over records of what clipping takes off a gradient's norm, ``max(norm - S, 0)``.
+            cut_off: the length of the mean over records of what clipping takes off their gradients. Where only norms are known:
+                the mean of ``max(norm - S, 0)``, which is no less.
             kept: the mean over records of ``min(norm, S)``.
         """
         return cut_off + self.selection.relative_shift * kept

@@ -110,7 +110,7 @@ def as_csv(lines: Iterable[Line]) -> str:
         [
             "problem", "scaling_bound", "epsilon", "lr", "beta", "releases", "batch_size", "noise_multiplier", "seed",
             "first", "mean", "smallest", "clipped", "acceptance", "start", "bias", "sampling", "noise", "bound",
-            "paper_start", "paper_selection", "paper_perturbation", "paper_bound", "measured_paper_bias",
+            "bias_by_norms",            "paper_start", "paper_selection", "paper_perturbation", "paper_bound", "measured_paper_bias",
         ]
     )  # fmt: skip
     for line in lines:
@@ -122,7 +122,7 @@ def as_csv(lines: Iterable[Line]) -> str:
                 others = [f"{part:.6g}" for part in (paper.start, paper.bias, _perturbation(paper), paper.total)]
             figures = (
                 run.first, run.mean, run.smallest, run.clipped, run.acceptance,
-                terms.start, terms.bias, terms.sampling, terms.noise, terms.total,
+                terms.start, terms.bias, terms.sampling, terms.noise, terms.total, run.squared_bias_by_norms,
             )  # fmt: skip
             writer.writerow(
                 [

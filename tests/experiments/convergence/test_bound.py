@@ -83,7 +83,9 @@ class Case:
 
     def bias(self) -> float:
         bound = self.descent.scaling.bound
-        cut_off, kept = np.maximum(self.norms - bound, 0).mean(), np.minimum(self.norms, bound).mean()
+        lost = (np.maximum(1 - bound / np.maximum(self.norms, 1e-12), 0)[:, None] * self.each).mean(axis=0)
+        cut_off, kept = np.linalg.norm(lost), np.minimum(self.norms, bound).mean()
+        assert cut_off <= np.maximum(self.norms - bound, 0).mean() + 1e-9, "norms alone give no less"
         return self.descent.bias(cut_off=float(cut_off), kept=float(kept))
 
 
