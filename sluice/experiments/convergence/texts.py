@@ -110,7 +110,8 @@ def as_csv(lines: Iterable[Line]) -> str:
         [
             "problem", "scaling_bound", "epsilon", "lr", "beta", "releases", "batch_size", "noise_multiplier", "seed",
             "first", "mean", "smallest", "clipped", "acceptance", "start", "bias", "sampling", "noise", "bound",
-            "bias_by_norms",            "paper_start", "paper_selection", "paper_perturbation", "paper_bound", "measured_paper_bias",
+            "bias_by_norms", "paper_start", "paper_selection", "paper_perturbation", "paper_bound",
+            "measured_paper_bias",
         ]
     )  # fmt: skip
     for line in lines:
