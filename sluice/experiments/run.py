@@ -75,6 +75,7 @@ class Training:
             between checkpoints, and makes a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.
+        observe_attempt: called with every attempt of a gate, which is sensitive; a study's (`TrainingOptions`).
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Training:
         max_physical_batch_size: int = 1024,
         report: Callable[[Progress], None] = lambda progress: None,
         report_private: Callable[[TraceRow], None] = lambda row: None,
+        observe_attempt: Callable[[Any], None] | None = None,
     ) -> None:
         if checkpoint_every is None and settings.seed is not None:
             checkpoint_every = max(1, settings.releases // 100)
@@ -96,6 +98,7 @@ class Training:
         self.settings = settings
         self._report = report
         self._report_private = report_private
+        self._observe_attempt = observe_attempt
         self._checkpoint_every = checkpoint_every
         self._piece_size = max_physical_batch_size
         self._train: Examples = splits.train
@@ -244,6 +247,7 @@ class Training:
                 max_physical_batch_size=self._piece_size,
                 before_release=before_release,
                 canaries=self._canaries,
+                observe_attempt=self._observe_attempt,
             ),
         )
 

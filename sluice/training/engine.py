@@ -250,6 +250,7 @@ class PrivacyEngine:
             ),
             before_update=self._keeping.before_update,
             after_release=self._keeping.after_release,
+            observe_attempt=options.observe_attempt,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
         if recorder is not None:

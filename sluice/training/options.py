@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -32,6 +33,7 @@ class TrainingOptions:
         ledger_delta: the delta at which that ledger reports.
         ledger_target: the epsilon that the ledger names as what the run was calibrated to, if it was.
         canaries: made-up records that are trained with the others, for `PrivacyEngine.audit`.
+        observe_attempt: called with each `ObservedAttempt` of selective release, which is sensitive: for studies alone.
     """
 
     loss_reduction: str = "mean"
@@ -44,6 +46,7 @@ class TrainingOptions:
     ledger_delta: float = 1e-5
     ledger_target: float | None = None
     canaries: Canaries | None = None
+    observe_attempt: Callable[[Any], None] | None = None
 
     def __post_init__(self) -> None:
         validate.one_of(("mean", "sum"), loss_reduction=self.loss_reduction)

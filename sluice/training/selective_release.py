@@ -7,7 +7,7 @@ Both ways of training end here. Only three things would have to cross workers, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,26 @@ class AcceptedBatch:
 
     raw_sum: dict[str, Tensor]
     raw_metric: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedAttempt:
+    """An attempt that has just been decided, for a study of what a gate does. All of it is sensitive.
+
+    Attributes:
+        release: the number of the release that it is an attempt at.
+        indices: of its batch.
+        skipped: so many attempts before it were rejected without a look at any batch.
+        context: of the run, where studies find records, weights and losses.
+    """
+
+    release: int
+    indices: Tensor
+    skipped: int
+    accepted: bool
+    mechanism: SelectiveRelease
+    context: TrainingContext
+    loss: Loss
 
 
 class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
@@ -84,8 +104,23 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return self._draft()
 
     def _attempt_passes(self, loss: Loss) -> bool:
+        indices = self.draw()
         # `map` holds no chunk while the next one is made.
-        return all(map(self.absorb, self.context.chunks(self.draw(), loss))) and self._is_accepted()
+        passes = all(map(self.absorb, self.context.chunks(indices, loss))) and self._is_accepted()
+        if self.context.observe_attempt is not None:
+            self.context.observe_attempt(self._observed(indices, loss, accepted=passes))
+        return passes
+
+    def _observed(self, indices: Tensor, loss: Loss, *, accepted: bool) -> ObservedAttempt:
+        return ObservedAttempt(
+            release=self.spent + 1,
+            indices=indices,
+            skipped=0 if self._attempt is None else self._attempt.count - 1,
+            accepted=accepted,
+            mechanism=self.mechanism,
+            context=replace(self.context, observe_attempt=None),
+            loss=loss,
+        )
 
     def draw(self) -> Tensor:
         self.require_more()
@@ -105,6 +140,17 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
             return False
         self.commit(self._draft())
         return True
+
+    def candidate(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
+        """The gradient that a release of this batch would publish, whatever a gate says of it.
+
+        Guarantee:
+            Sensitive: nothing is charged for it. For studies of what a gate does, with a noise source of their own.
+        """
+        raw_sum = self.context.raw_sum()
+        for chunk in self.context.chunks(indices, loss):
+            raw_sum.add(chunk, self.mechanism.scaling(chunk.norms))
+        return self._with_noise(raw_sum.tensors())
 
     def publish(self, content: AcceptedBatch) -> dict[str, Any]:
         gradient = self._with_noise(content.raw_sum)
