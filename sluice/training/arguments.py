@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.mechanism.gates import ClippingBiasGate, Gate
+from sluice.mechanism.gates import Gate
 from sluice.mechanism.rates import exact_sample_rate
-from sluice.mechanism.scaling import Clip, GlobalScaling, ScalingRule
+from sluice.mechanism.scaling import Clip, ScalingRule
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.training.batches import Batches
 
@@ -35,15 +35,15 @@ class SelectiveArguments:
         """The mechanism, with this noise or with noise that is left open."""
         size = Batches(self.data_loader).size + self.expected_canaries
         rate = _sample_rate(self.sample_rate, self.data_loader, size)
+        scaling = _scaling(self.scaling, self.max_grad_norm)
+        gate = self.gate and self.gate.for_batches_of(rate * size, small_norm=scaling.unclipped_norm)
         return SelectiveRelease(
-            sample_rate=rate,
+            sample_rate=gate.candidate_rate(rate) if gate else rate,
             expected_batch_size=rate * size,
-            scaling=_scaling(self.scaling, self.max_grad_norm),
+            scaling=scaling,
             noise_multiplier=noise_multiplier,
             releases=_total_releases(self.releases, self.epochs, math.ceil(1 / rate)),
-            gate=_gate(
-                self.gate, scaling=self.scaling, max_grad_norm=self.max_grad_norm, expected_batch_size=rate * size
-            ),
+            gate=gate,
             prior_releases=self.prior_releases,
         )
 
@@ -86,13 +86,3 @@ def _scaling(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
             "or the same number twice."
         )
     return replace(scaling, max_grad_norm=max_grad_norm)
-
-
-def _gate(
-    gate: Gate | None, *, scaling: ScalingRule | None, max_grad_norm: float, expected_batch_size: float
-) -> Gate | None:
-    """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""
-    if isinstance(gate, ClippingBiasGate):
-        bound = scaling.bound if isinstance(scaling, GlobalScaling) else max_grad_norm
-        return gate.for_batches_of(expected_batch_size, small_norm=bound)
-    return gate
