@@ -26,7 +26,7 @@ import numpy as np
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant, dpa
-from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent, as_release, plain_release
+from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
 from sluice.accounting.gate_terms import AccountedGate
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE
@@ -68,8 +68,6 @@ def release_event(*, sample_rate: float, noise_multiplier: float, gate: Accounte
         return plain_release(sampling_probability=sample_rate, noise_multiplier=noise_multiplier)
     if gate.reference_noise is None:
         raise InputError("gate.reference_noise=None is not allowed here: give a number (or inf), or calibrate first.")
-    if gate.acceptance == UNGATED and math.isinf(gate.reference_noise):
-        return plain_release(sampling_probability=sample_rate, noise_multiplier=noise_multiplier)
     return SelectiveReleaseDpEvent(
         sampling_probability=sample_rate,
         noise_multiplier=noise_multiplier,

@@ -1,7 +1,7 @@
 """Selection record by record: a gate that keeps each record of a batch by a coin of its own, and the same as a scaling rule.
 
 A gate whose acceptance of a batch is a product over its records *is* Poisson sampling at other rates, so it needs no attempts,
-no reference and no noise of its own, and it costs at most what plain DP-SGD costs (docs/accounting.md, section 12).
+no reference and no noise of its own, and costs what plain DP-SGD costs (docs/accounting.md, section 12).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sluice._base import validate
 from sluice._base.codec import readable
 from sluice._base.errors import InputError
 from sluice.accounting.acceptance import Acceptance
-from sluice.accounting.events import UNGATED
 from sluice.mechanism.attempt import Attempt, DecisionNoise, ReferenceState
-from sluice.mechanism.gates import LARGEST_SMALL_NORM, Gate, rising_metric
+from sluice.mechanism.gates import LARGEST_SMALL_NORM, METRIC_GRID, Gate, rising_metric
+from sluice.mechanism.rounding_error import NORM_ERROR
 from sluice.mechanism.scaling import ScalingRule
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 # which are rounded alike whatever stands beside them, where an exponential function may depend on its place in a vector.
 TABLE_STEPS = 4096
 
-LARGEST_STRENGTH = 100.0
+# No record is kept more often than this. So that a coin falls either way for everybody, and the last digits of a norm cannot
+# make possible what was impossible.
+LARGEST_SHARE = 1 - 2.0**-8
+
+LARGEST_STRENGTH = 10.0
 
 
 @readable
@@ -41,9 +45,11 @@ class ThinningGate(Gate):
     ``exp(|strength| * e_i)``, candidates are drawn at the largest rate that results, and that rate is charged.
 
     Attributes:
-        strength: how much smaller the logarithm of the odds is where the metric is 1; -100 to 100.
+        strength: how much smaller the logarithm of the odds is where the metric is 1; -10 to 10.
         small_norm: norms up to this have metric 0. None takes the scaling rule's bound.
         large_norm: norms from here on have metric 1.
+        moved_records: of so many other records, at most, the last digits of norms may change when one record is added: one, or
+            all of a piece in an ordinary loop over a mean loss. It is charged (`acceptance`).
 
     Guarantee:
         A release costs what one of plain DP-SGD costs at the rate with which candidates are drawn: whether a record is kept
@@ -57,8 +63,10 @@ class ThinningGate(Gate):
     strength: float = 1.0
     small_norm: float | None = None
     large_norm: float = 11.0
+    moved_records: int = 1
 
     def __post_init__(self) -> None:
+        validate.positive_integer(moved_records=self.moved_records)
         require_strength(strength=self.strength)
         validate.positive(large_norm=self.large_norm)
         if self.small_norm is not None:
@@ -79,8 +87,19 @@ class ThinningGate(Gate):
 
     @property
     def acceptance(self) -> Acceptance:
-        """Every batch is accepted."""
-        return UNGATED
+        """What rounding can do: how the law of the other records' coins can change with one record more.
+
+        Guarantee:
+            Every batch is accepted. With the record among the candidates, what the others' coins showed is at most
+            ``ratio_max`` times, and at least ``ratio_min`` times, as likely as without it, as if batches were accepted in this
+            ratio (docs/accounting.md, section 12.3).
+        """
+        steepness = self.large_norm / (self.large_norm - (self.small_norm or 0.0))
+        metric_error = 2 * NORM_ERROR * steepness + METRIC_GRID
+        # The metric moves a probability by at most its strength, and a probability of being left out is at least 2^-8.
+        change = abs(self.strength) * metric_error / (1 - LARGEST_SHARE) + 2.0**-40
+        ratio = (1 + change) ** self.moved_records
+        return Acceptance(ratio_min=1 / ratio, ratio_max=ratio, probability_min=1.0)
 
     def for_batches_of(self, expected_batch_size: float, *, small_norm: float) -> ThinningGate:
         """The gate with norms that do not count filled in, where they are open; the size of batches changes nothing."""
@@ -91,7 +110,7 @@ class ThinningGate(Gate):
     def candidate_rate(self, sample_rate: float) -> float:
         """The rate of candidates among whom records of metric 0 end up in a release with probability ``sample_rate``.
 
-        It is that rate unless the strength is negative, and the rate to account with.
+        But for `LARGEST_SHARE`. It is that rate unless the strength is negative, and the rate to account with.
         """
         validate.fraction(sample_rate=sample_rate)
         return sample_rate if self.strength >= 0 else rate_at(sample_rate, odds_factor=math.exp(-self.strength))
@@ -111,9 +130,10 @@ class ThinningGate(Gate):
         """With which probability each candidate is kept, where candidates are drawn at this rate.
 
         Guarantee:
-            Multiples of ``2^-53`` in [0, 1], each a function of that record's norm alone, bit for bit. It is
-            ``a / (1 - q + q a)`` with ``a = exp(-strength * e)``, or ``a = exp(-|strength| (1 - e))`` for a negative strength, but
-            for straight lines between the values at multiples of 1/4096, rounded down. Where a norm is NaN or infinite, ``e = 1``.
+            Multiples of ``2^-53`` in (0, `LARGEST_SHARE`], each a function of that record's norm alone, bit for bit. It is
+            ``a / (1 - q + q a)`` times `LARGEST_SHARE`, with ``a = exp(-strength * e)``, or ``a = exp(-|strength| (1 - e))`` for a
+            negative strength, but for straight lines between the values at multiples of 1/4096, rounded down. Where a norm is
+            NaN or infinite, ``e = 1``.
         """
         import torch
 
@@ -123,7 +143,7 @@ class ThinningGate(Gate):
         index = left.long()
         low, high = table[index], table[index + 1]
         kept = low + (high - low) * (place - left)
-        return kept.clamp_(0.0, 1.0).mul_(2.0**53).floor_().mul_(2.0**-53)
+        return kept.clamp_(max=LARGEST_SHARE).mul_(2.0**53).floor_().mul_(2.0**-53)
 
     def first_reference(self) -> ReferenceState:
         return ReferenceState(value=0.0)
@@ -174,7 +194,7 @@ class Tempered(ScalingRule):
         return self.base.unclipped_norm
 
     def _weights(self, norms: Tensor) -> Tensor:
-        kept = self.gate.keep_probability(norms, sample_rate=self.sample_rate)
+        kept = self.gate.keep_probability(norms, sample_rate=self.sample_rate) / LARGEST_SHARE
         return self.base._weights(norms) * kept.to(norms.device)
 
 
@@ -204,4 +224,4 @@ def _keep_table(strength: float, sample_rate: float) -> tuple[float, ...]:
         0.0, strength
     )  # nobody is kept more often than records of metric 0 are, or, if this is negative, of metric 1
     factors = [math.exp(most - strength * step / TABLE_STEPS) for step in range(TABLE_STEPS + 1)]
-    return tuple(factor / (1 - sample_rate * (1 - factor)) for factor in factors)
+    return tuple(LARGEST_SHARE * (factor / (1 - sample_rate * (1 - factor))) for factor in factors)

@@ -66,8 +66,8 @@ class Batches:
             persistent_workers=source.num_workers > 0,
         )
 
-    def pieces(self, indices: Tensor, size: int | list[int]) -> Iterator[Any]:
-        """The named records in pieces of at most ``size``, or of these sizes; nothing at all for an empty sample."""
+    def pieces(self, indices: Tensor, size: int) -> Iterator[Any]:
+        """The named records in pieces of at most ``size``; nothing at all for an empty sample."""
         parts = indices.split(size) if len(indices) else ()
         if self._reader is not None:
             self._named.pieces = [part.tolist() for part in parts]

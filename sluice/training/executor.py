@@ -275,11 +275,6 @@ class PiecewiseExecutor(ReplayableExecutor[T]):
     def still_possible(self) -> bool:
         """Whether the attempt in progress may still be released: sensitive."""
 
-    @property
-    def needs_exact_means(self) -> bool:
-        """Whether a loop must show pieces over which a mean loss divides without rounding: powers of two of records."""
-        return False
-
     @abstractmethod
     def draw(self) -> Tensor:
         """Start an attempt: the indices of its batch, which may be empty."""

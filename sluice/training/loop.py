@@ -56,8 +56,7 @@ class PrivateLoader:
 
     def _pieces(self, indices: Tensor, randomness: ModelRandomness) -> Iterator[Any]:
         remaining = len(indices)
-        sizes = exact_sizes(remaining, self._piece_size) if self._executor.needs_exact_means else self._piece_size
-        for piece in self._batches.pieces(indices, sizes):
+        for piece in self._batches.pieces(indices, self._piece_size):
             rows = rows_in(piece)
             remaining -= rows
             self.last_piece = remaining == 0
@@ -67,21 +66,6 @@ class PrivateLoader:
             if not self._executor.still_possible:
                 break
             randomness.enter()
-
-
-def exact_sizes(records: int, most: int) -> list[int]:
-    """So many records in parts that are powers of two, none larger than ``most``.
-
-    A loss that is a mean divides by a power of two exactly, so that no gradient depends on how many others there are.
-
-    >>> exact_sizes(45, 20)
-    [16, 16, 8, 4, 1]
-    """
-    size, sizes = 1 << (most.bit_length() - 1), []
-    while records:
-        sizes += [size] * (records // size)
-        records, size = records % size, size // 2
-    return sizes
 
 
 def ordinary_loop(

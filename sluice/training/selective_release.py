@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from sluice._base.errors import SluiceError
+from sluice._base.errors import InputError, SluiceError
 from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
@@ -77,12 +78,18 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return self.mechanism.expected_candidates
 
     @property
-    def needs_exact_means(self) -> bool:
-        return self.mechanism.gate is not None and self.mechanism.gate.thins
-
-    @property
     def still_possible(self) -> bool:
         return not self._rejected
+
+    def serve_loop(self) -> None:
+        super().serve_loop()
+        gate, context = self.mechanism.gate, self.context
+        rows = 1 if context.gradients.sums_losses else context.loop_rows
+        if isinstance(gate, ThinningGate) and gate.moved_records < rows:
+            raise InputError(
+                f"gate.moved_records={gate.moved_records} is not allowed in a loop of your own over a mean loss, where rounding "
+                f"may move the norms of {rows} records: make_private fills it in; or set it, use a sum, or engine.releases."
+            )
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
         while not self._attempt_passes(loss):

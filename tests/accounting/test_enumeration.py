@@ -17,7 +17,7 @@ from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
 from sluice.accounting.loss_distribution import DIRECTIONS, hockey_stick_bound
 from sluice.accounting.selective_rdp import renyi_divergences
 from sluice.mechanism.gates import ClippingBiasGate
-from sluice.mechanism.thinning import ThinningGate
+from sluice.mechanism.thinning import LARGEST_SHARE, ThinningGate
 from sluice.randomness.noise import SeededNoise
 
 ORDERS = np.array([1.5, 2.0, 4.0, 8.0, 20.0])
@@ -245,7 +245,7 @@ class FactorisingToy(Toy):
         """The probability of every batch where candidates are drawn once and kept by coins of their own."""
         metrics = torch.tensor([*self.metrics, *((self.z_metric,) if with_z else ())], dtype=torch.float64)
         kept = self.gate.keep_probability(metrics, sample_rate=self.candidate_rate).tolist()
-        rates = [self.candidate_rate * each for each in kept]
+        rates = [self.candidate_rate * each / LARGEST_SHARE for each in kept]
         return {
             batch: math.prod(rate if taken else 1 - rate for rate, taken in zip(rates, batch, strict=True))
             for batch in itertools.product((0, 1), repeat=len(rates))
