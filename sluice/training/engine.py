@@ -128,6 +128,7 @@ class PrivacyEngine:
             gate=gate,
             prior_releases=prior_releases,
             expected_canaries=canaries.expected if canaries else 0,
+            loop_piece=1 if loss_reduction == "sum" else max_physical_batch_size,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -183,6 +184,7 @@ class PrivacyEngine:
             gate=gate,
             prior_releases=prior_releases,
             expected_canaries=canaries.expected if canaries else 0,
+            loop_piece=1 if loss_reduction == "sum" else max_physical_batch_size,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from sluice._base.errors import SluiceError
+from sluice._base.errors import InputError, SluiceError
 from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
@@ -61,8 +62,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
 
     | stage | where |
     |---|---|
-    | draw the gate's noise, then a batch | `draw` |
-    | measure a chunk, decide whether it still may pass, add it to the sum | `absorb` |
+    | draw the gate's noise, then a batch, and coins for its records where the gate thins it | `draw` |
+    | measure a chunk, decide whether it still may pass, add it, or those of it that are kept, to the sum | `absorb` |
     | log the release | `Executor.commit` |
     | add noise | `publish` |
     | update the weights, keep the next reference | `update` |
@@ -73,7 +74,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         Each update applied is one release as `SelectiveReleaseDpEvent` (or the plain sampled Gaussian, without
         a gate) defines it: a Poisson sample at ``mechanism.sample_rate``, accepted by the gate, its scaled sum with
         noise of ``noise_multiplier`` times the rule's sensitivity, divided by a public constant. No more than
-        ``mechanism.releases`` are made. A rejected attempt changes nothing but ``trace`` and the noise source; one that
+        ``mechanism.releases`` are made. Where the gate thins batches, a record is kept by a coin of its own, drawn before it is
+        measured; coins belong to places in the batch, so they do not depend on how it is cut into chunks. A rejected attempt changes nothing but ``trace`` and the noise source; one that
         was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
     """
 
@@ -86,17 +88,28 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
         self._attempt: Attempt | None = None
         self._raw_sum: RawSum | None = None
+        self._coins: Tensor | None = None
         self._rejected = False
         self._attempts_used = 0
         self._measured = 0
 
     @property
     def expected_batch_size(self) -> float:
-        return self.mechanism.expected_batch_size
+        return self.mechanism.expected_candidates
 
     @property
     def still_possible(self) -> bool:
         return not self._rejected
+
+    def serve_loop(self) -> None:
+        super().serve_loop()
+        gate, context = self.mechanism.gate, self.context
+        rows = 1 if context.gradients.sums_losses else context.loop_rows
+        if isinstance(gate, ThinningGate) and gate.moved_records < rows:
+            raise InputError(
+                f"gate.moved_records={gate.moved_records} is not allowed in a loop of your own over a mean loss, where rounding "
+                f"may move the norms of {rows} records: make_private fills it in; or set it, use a sum, or engine.releases."
+            )
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
         while not self._attempt_passes(loss):
@@ -126,13 +139,16 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         self.require_more()
         self._forget()
         self._draw_gate_noise()
-        return self._sampler.sample()
+        indices = self._sampler.sample()
+        if self.mechanism.gate is not None and self.mechanism.gate.thins:
+            self._coins = self.noise.uniform((len(indices),))
+        return indices
 
     def absorb(self, chunk: Chunk) -> bool:
         norms = self._measure(chunk)
         if self._attempt is not None and not self._attempt.add(norms):
             return self._is_accepted()
-        self._add_to_sum(chunk, self.mechanism.scaling(norms))
+        self._add_to_sum(chunk, self._weights(norms))
         return True
 
     def finish(self) -> bool:
@@ -176,6 +192,15 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     def _measure(self, chunk: Chunk) -> Tensor:
         self._measured += len(chunk)
         return chunk.norms
+
+    def _weights(self, norms: Tensor) -> Tensor:
+        """With which weight each record of a chunk counts: 0 for those that a thinning gate leaves out."""
+        weights, gate = self.mechanism.scaling(norms), self.mechanism.gate
+        if self._coins is None or gate is None:
+            return weights
+        coins, self._coins = self._coins[: len(norms)], self._coins[len(norms) :]
+        kept = coins < gate.keep_probability(norms, sample_rate=self.mechanism.sample_rate)
+        return weights.masked_fill(~kept.to(weights.device), 0.0)
 
     def _is_accepted(self) -> bool:
         """Whether the attempt passes, all of its batch being measured; a rejection is counted, once."""
@@ -232,6 +257,5 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
 
     def _forget(self) -> None:
-        self._attempt = None
-        self._raw_sum = None
+        self._attempt = self._raw_sum = self._coins = None
         self._rejected = False
