@@ -245,7 +245,7 @@ class Watch:
         self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> Any | None:
         unit = self._units.get(module)
-        if unit is None or not torch.is_grad_enabled():
+        if unit is None or self._recording is None or not torch.is_grad_enabled():
             return None
         if self._is_followed(unit):
             self._advance(unit)
@@ -256,6 +256,18 @@ class Watch:
         if self._follower is not None:
             self._follower.paused -= 1
         return output
+
+    def record_under_way(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> Any:
+        """The output of a call that had begun when recording did, so that neither hooks nor a replaced forward saw it."""
+        unit = self._units.get(module)
+        if unit is None:
+            return output
+        if unit.rule.replaces_forward:
+            return self._replacement(unit, *inputs, **keywords)
+        recorded = self._after_forward(module, inputs, keywords, output)
+        return output if recorded is None else recorded
 
     def _advance(self, unit: Unit) -> None:
         if self._recording is not None:

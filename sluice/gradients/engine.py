@@ -194,6 +194,10 @@ class PerSampleGradients:
         refuse_mixing(self.module)
         return self._watch.begin(recording)
 
+    def record_under_way(self, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        """What the model returns from a call that had begun before `begin`; recorded here if it is itself one unit."""
+        return self._watch.record_under_way(self.module, inputs, keywords, output)
+
     def chunk_of(self, recording: Recording, *, samples: int) -> Chunk:
         """What was recorded, after the backward pass."""
         return self._chunk(recording, samples=slice(0, samples), keep=True)
