@@ -189,8 +189,8 @@ class PerSampleGradients:
         scale = float(samples) if self._reduction == "mean" else 1.0
         return Recording(batch_size=rows, parameters=self._parameters, by_hooks=True, scale=scale)
 
-    def begin(self, recording: Recording) -> Callable[[], None]:
-        """Start recording a forward pass; the returned function ends it."""
+    def begin(self, recording: Recording) -> Callable[..., None]:
+        """Start recording a forward pass; the returned function ends it: see `Watch.begin`."""
         refuse_mixing(self.module)
         return self._watch.begin(recording)
 

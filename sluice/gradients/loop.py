@@ -41,7 +41,7 @@ class LoopCapture:
         self._output_axes: Axes | None = None
         self._expected: int | None = None
         self._recording: Recording | None = None
-        self._end: Callable[[], None] | None = None
+        self._end: Callable[..., None] | None = None
         self._preparing = False
         self._handles: list[RemovableHandle] = []
 
@@ -128,19 +128,19 @@ class LoopCapture:
         return arranged
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], *keywords_and_output: Any) -> Any | None:
-        # Torch leaves the keywords out where the forward pass raised.
         *keywords, output = keywords_and_output
+        raised = not keywords  # torch leaves them out then
         if module is not self._gradients.module or self._end is None:
             return None
         end, self._end = self._end, None
         self._preparing = True
         try:
-            if output is not None and keywords:
+            if not raised:
                 output = self._gradients.record_under_way(inputs, keywords[0], output)
         finally:
             self._preparing = False
-            end()
-        if self._output_axes is None or self._expected is None:
+            end(hooks_stay=raised)
+        if raised or self._output_axes is None or self._expected is None:
             return output
         axes, rows = iter(self._output_axes), self._expected
         return mapped(output, lambda tensor: tensor.narrow(next(axes) or 0, 0, rows))
