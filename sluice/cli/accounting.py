@@ -87,10 +87,12 @@ def epsilon(
                 "gate": _gate_summary(gate),
                 "reasons": report.reasons,
                 "meanings": _meanings(),
+                "warnings": _warnings(delta, dataset_size),
             }
         )
         return
     _print_report(report)
+    _print_warnings(delta, dataset_size)
 
 
 def plan(
@@ -151,12 +153,31 @@ def plan(
     )
     if as_json:
         print_json(
-            {**_plan_summary(chosen, plain), **report.figures(), "reasons": report.reasons, "meanings": _meanings()}
+            {
+                **_plan_summary(chosen, plain),
+                **report.figures(),
+                "reasons": report.reasons,
+                "meanings": _meanings(),
+                "warnings": _warnings(delta, dataset_size),
+            }
         )
         return
     _print_plan(chosen, plain)
     _print_report(report)
+    _print_warnings(delta, dataset_size)
     _draw(chosen, plot)
+
+
+def _warnings(delta: float, dataset_size: int) -> list[str]:
+    from sluice.mechanism.delta import delta_problem
+
+    problem = delta_problem(delta, records=dataset_size)
+    return [problem] if problem else []
+
+
+def _print_warnings(delta: float, dataset_size: int) -> None:
+    for warning in _warnings(delta, dataset_size):
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def _plan_summary(chosen: Calibration, plain: Calibration) -> dict[str, Any]:
