@@ -99,10 +99,12 @@ def epsilon(
                 "gate": _gate_summary(gate),
                 "reasons": report.reasons,
                 "meanings": _meanings(),
+                "warnings": _warnings(delta, dataset_size),
             }
         )
         return
     _print_report(report)
+    _print_warnings(delta, dataset_size)
 
 
 def plan(
@@ -170,11 +172,18 @@ def plan(
     )
     if as_json:
         print_json(
-            {**_plan_summary(chosen, plain), **report.figures(), "reasons": report.reasons, "meanings": _meanings()}
+            {
+                **_plan_summary(chosen, plain),
+                **report.figures(),
+                "reasons": report.reasons,
+                "meanings": _meanings(),
+                "warnings": _warnings(delta, dataset_size),
+            }
         )
         return
     _print_plan(chosen, plain)
     _print_report(report)
+    _print_warnings(delta, dataset_size)
     _draw(chosen, plot)
 
 
@@ -191,6 +200,18 @@ def _thinning(strength: float | None, *of_other_gates: float | None) -> Thinning
             "noise nor attempts."
         )
     return ThinningGate(strength=strength)
+
+
+def _warnings(delta: float, dataset_size: int) -> list[str]:
+    from sluice.mechanism.delta import delta_problem
+
+    problem = delta_problem(delta, records=dataset_size)
+    return [problem] if problem else []
+
+
+def _print_warnings(delta: float, dataset_size: int) -> None:
+    for warning in _warnings(delta, dataset_size):
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def _plan_summary(chosen: Calibration, plain: Calibration) -> dict[str, Any]:

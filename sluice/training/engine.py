@@ -22,6 +22,7 @@ from sluice.audit.result import AuditResult
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.mechanism.base import Mechanism
+from sluice.mechanism.delta import warn_of_delta
 from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
@@ -199,6 +200,7 @@ class PrivacyEngine:
             canaries=canaries,
         )
         open_mechanism = arguments.mechanism()
+        warn_of_delta(target_delta, open_mechanism)
         mechanism = open_mechanism.calibrate(epsilon=target_epsilon, delta=target_delta, accountant=self.accountant)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
         return self.ordinary_loop(passes=epochs or 1)
@@ -332,6 +334,7 @@ class PrivacyEngine:
 
     def _proved_epsilon(self, delta: float, *, releases: int) -> float:
         self.mechanism.require_proof()
+        warn_of_delta(delta, self.mechanism)
         return self.mechanism.epsilon_after(releases, delta=delta, accountant=self.accountant)
 
     def get_claimed_epsilon(self, delta: float) -> float:
