@@ -277,7 +277,9 @@ class PrivacyEngine:
             )
         validate.positive_integer(passes=passes)
         per_pass = math.ceil(self.mechanism.releases / passes)
-        self._capture, optimizer, loader = ordinary_loop(executor, releases_per_pass=per_pass)
+        self._capture, optimizer, loader = ordinary_loop(
+            executor, releases_per_pass=per_pass, sample_rate=self.mechanism.sampling["rate"]
+        )
         return executor.context.module, optimizer, loader
 
     def releases(self, loss: Loss) -> Iterator[int]:

@@ -220,6 +220,36 @@ def test_epochs_end_the_loader_after_each_pass():
     assert list(run.loader) == []
 
 
+def test_the_loader_tells_its_public_numbers():
+    run = Run(releases=None, epochs=3, sample_rate=None, data=DataLoader(blobs(), batch_size=30))
+    assert (len(run.loader), run.loader.batch_size, run.loader.sample_rate) == (4, 30, 0.25)
+    assert len(run.loader.dataset) == RECORDS
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": CoinGate(probability=0.4)}, {"max_physical_batch_size": 7}])
+def test_step_hooks_are_called_once_for_each_release(options):
+    run = Run(releases=5, **options)
+    called = []
+    run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: called.append("before"))
+    handle = run.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: called.append("after"))
+    for batch in run.loader:
+        run.step(batch)
+        if called.count("after") == 4:
+            handle.remove()
+    assert called == ["before", "after"] * 4 + ["before"]
+
+
+def test_state_dict_hooks_are_those_of_the_users_optimizer():
+    run = Run()
+    called = []
+    run.optimizer.register_state_dict_pre_hook(lambda optimizer: called.append("saving"))
+    run.optimizer.register_state_dict_post_hook(lambda optimizer, state: called.append("saved"))
+    run.optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: called.append("loading"))
+    run.optimizer.register_load_state_dict_post_hook(lambda optimizer: called.append("loaded"))
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    assert called == ["saving", "saved", "loading", "loaded"]
+
+
 @pytest.mark.parametrize("way", ["loop", "fast"])
 def test_empty_batches_are_released_as_noise_and_charged(way):
     run = Run(sample_rate=1e-9, releases=4, noise_multiplier=2.0)
