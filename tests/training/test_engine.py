@@ -335,12 +335,22 @@ def test_stepping_twice_is_refused():
         run.optimizer.step()
 
 
-def test_a_second_forward_is_refused():
-    run = Run()
-    x, _ = next(iter(run.loader))
-    run.model(x)
-    with pytest.raises(InputError, match="called a second time for one batch"):
-        run.model(x)
+def test_a_module_may_be_called_several_times_for_one_batch():
+    """A discriminator, on records and on made-up samples; a generator is trained through it in evaluation mode."""
+    run = Run(releases=3)
+    generator = nn.Linear(2, 4)
+    for x, _ in run.loader:
+        made_up = generator(torch.randn(len(x), 2))
+        loss = F.softplus(-run.model(x)[:, 0]).mean() + F.softplus(run.model(made_up.detach())[:, 0]).mean()
+        loss.backward()
+        run.optimizer.step()
+        with pytest.raises(InputError, match="a generator by its discriminator"):
+            run.model(made_up)
+        run.model.eval()
+        run.model(generator(torch.randn(run.loader.batch_size, 2)))[:, 0].mean().backward()
+        run.model.train()
+    assert run.engine.released == 3
+    assert generator.weight.grad is not None
 
 
 def test_a_second_backward_is_refused():
