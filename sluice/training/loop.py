@@ -54,6 +54,11 @@ class PrivateLoader:
         """
         return self._releases_per_pass
 
+    @property
+    def finished(self) -> bool:
+        """Whether the last release has been made, by plan or by budget, so that no batch will come: public."""
+        return self._executor.done
+
     def __iter__(self) -> Iterator[Any]:
         end = self._executor.released + self._releases_per_pass
         self._capture.attach()

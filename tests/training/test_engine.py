@@ -284,6 +284,74 @@ def test_what_is_certified_does_not_depend_on_where_the_run_stops():
     assert before == Run(releases=6, gate=GATE).fast().engine.get_epsilon(1e-5)
 
 
+def test_a_run_without_a_planned_end_goes_on_and_is_charged_by_stages():
+    run = Run(releases=None, sample_rate=0.25)
+    assert len(run.loader) == 4
+    for _ in range(3):
+        for batch in run.loader:
+            run.step(batch)
+    assert run.engine.released == 12
+    planned = Run(releases=12, sample_rate=0.25)
+    assert run.engine.get_epsilon(1e-5) == planned.engine.mechanism.epsilon_after(12, delta=1e-5, accountant="rdp")
+    # 4, 6, 8, 12 releases: the fourth stage, to which 1/20 of delta belongs.
+    assert run.engine.get_certified_epsilon(1e-5) == planned.engine.get_certified_epsilon(1e-5 / 20)
+    assert not run.loader.finished
+
+
+def test_a_run_without_a_planned_end_has_a_ledger_that_resumes(tmp_path):
+    for made in (5, 11):
+        run = Run(releases=None, sample_rate=0.25, ledger=tmp_path / "ledger.jsonl")
+        run.engine.load(tmp_path / "kept") if made > 5 else None
+        run.engine.keep_in(tmp_path / "kept")
+        while run.engine.released < made:
+            for batch in run.loader:
+                run.step(batch)
+                if run.engine.released == made:
+                    break
+        certified = run.engine.get_certified_epsilon(1e-5)
+        run.engine.close()
+        contents = read_ledger(tmp_path / "ledger.jsonl")
+        assert contents.spent == made
+        assert spending(contents).epsilon == certified
+
+
+def test_a_budget_ends_the_loop():
+    options = {"target_epsilon": 2.0, "target_delta": 1e-5, "max_grad_norm": 1.0}
+    model = small_model()
+    engine = PrivacyEngine(seed=0, accountant="rdp")
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(blobs(), batch_size=30),
+        noise_multiplier=3.0,
+        **options,
+    )
+    passes = 0
+    while not loader.finished:
+        passes += 1
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert passes == math.ceil(engine.released / 4)
+    assert engine.get_certified_epsilon(1e-5) == engine.get_epsilon(1e-5) <= 2.0
+    assert (
+        engine.mechanism.with_releases(engine.released + 1).epsilon_after(
+            engine.released + 1, delta=1e-5, accountant="rdp"
+        )
+        > 2.0
+    )
+    assert list(loader) == []
+    for given in ({"noise_multiplier": 3.0, "epochs": 2}, {}):
+        with pytest.raises(InputError, match="releases=None, epochs="):
+            PrivacyEngine(seed=0).make_private_with_epsilon(
+                module=model,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                data_loader=DataLoader(blobs(), batch_size=30),
+                **options,
+                **given,
+            )
+
+
 def test_seeded_runs_repeat_and_secure_runs_do_not():
     assert torch.equal(Run(seed=1).fast().weights(), Run(seed=1).fast().weights())
     assert not torch.equal(Run(seed=1).fast().weights(), Run(seed=2).fast().weights())
@@ -440,8 +508,7 @@ class Stream(IterableDataset):
     [
         ({"sample_rate": None}, "sample_rate=None is not allowed"),
         ({"sample_rate": 1.5}, "sample_rate=1.5 is not allowed"),
-        ({"releases": None}, "give exactly one of the two"),
-        ({"epochs": 2}, "give exactly one of the two"),
+        ({"epochs": 2, "releases": 3}, "give exactly one of the two"),
         ({"scaling": Clip(max_grad_norm=3.0)}, "contradicts max_grad_norm=1.0"),
         ({"loss_reduction": "none"}, "loss_reduction='none' is not allowed"),
         ({"max_physical_batch_size": 0}, "max_physical_batch_size=0 is not allowed"),
@@ -580,7 +647,7 @@ def test_a_mechanism_with_open_noise_is_not_trained():
 def test_the_two_ways_to_set_up_take_the_same_options():
     plain = set(inspect.signature(PrivacyEngine.make_private).parameters)
     calibrated = set(inspect.signature(PrivacyEngine.make_private_with_epsilon).parameters)
-    assert plain - calibrated == {"noise_multiplier", "ledger_delta"}
+    assert plain - calibrated == {"ledger_delta"}
     assert calibrated - plain == {"target_epsilon", "target_delta"}
 
 
