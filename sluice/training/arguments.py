@@ -36,7 +36,7 @@ class SelectiveArguments:
         """The mechanism with this noise; without a planned end where neither releases nor epochs are given."""
         validate.positive(noise_multiplier=noise_multiplier)
         if self.releases is None and self.epochs is None:
-            return self._mechanism(1, noise_multiplier).open_ended(first_stage=self._per_epoch)
+            return self._mechanism(1, noise_multiplier).open_ended(first_stage=self.per_epoch)
         return self._mechanism(self._total, noise_multiplier)
 
     def with_epsilon(
@@ -66,28 +66,28 @@ class SelectiveArguments:
     @property
     def releases_per_pass(self) -> int | None:
         """After how many releases the loader ends; None with the last one."""
-        return self._per_epoch if self.releases is None else None
+        return self.per_epoch if self.releases is None else None
 
     @property
-    def _size(self) -> int:
+    def dataset_size(self) -> int:
         return Batches(self.data_loader).size + self.expected_canaries
 
     @property
-    def _rate(self) -> float:
-        return _sample_rate(self.sample_rate, self.data_loader, self._size)
+    def rate(self) -> float:
+        return _sample_rate(self.sample_rate, self.data_loader, self.dataset_size)
 
     @property
-    def _per_epoch(self) -> int:
-        return math.ceil(1 / self._rate)
+    def per_epoch(self) -> int:
+        return math.ceil(1 / self.rate)
 
     @property
     def _total(self) -> int:
-        return _total_releases(self.releases, self.epochs, self._per_epoch)
+        return _total_releases(self.releases, self.epochs, self.per_epoch)
 
     def _mechanism(self, releases: int, noise_multiplier: float | None) -> SelectiveRelease:
-        expected = self._rate * self._size
+        expected = self.rate * self.dataset_size
         return SelectiveRelease(
-            sample_rate=self._rate,
+            sample_rate=self.rate,
             expected_batch_size=expected,
             scaling=_scaling(self.scaling, self.max_grad_norm),
             noise_multiplier=noise_multiplier,
