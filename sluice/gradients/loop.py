@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from sluice.gradients.chunk import Chunk
 from sluice.gradients.eager import refuse_compiled_in_place, refuse_compiling
 from sluice.gradients.engine import PerSampleGradients
 from sluice.gradients.probe import Axes
-from sluice.gradients.trees import batch_size, leaves_in, mapped, padded
+from sluice.gradients.trees import Arguments, batch_size, mapped, padded
 
 
 class LoopCapture:
@@ -48,15 +48,15 @@ class LoopCapture:
     def attach(self) -> None:
         if not self._handles:
             self._handles = [
-                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other inputs
+                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other arguments
                 register_module_forward_hook(self._after, always_call=True),
             ]
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
         self.expect(None)
+        self._handles = []
 
     def expect(self, rows: int | None) -> None:
         """Announce a piece of this many samples, for one forward and one backward pass; None for no piece."""
@@ -64,6 +64,16 @@ class LoopCapture:
             refuse_compiled_in_place(self._gradients.module)
         self._expected = rows
         self._recording = None
+        self._see_keywords(rows is not None)
+
+    def _see_keywords(self, wanted: bool) -> None:
+        """Torch hands keywords to a process-wide hook only where the module names it."""
+        named = self._gradients.module._forward_pre_hooks_with_kwargs
+        for handle in self._handles[:1]:
+            if wanted:
+                named[handle.id] = True
+            else:
+                named.pop(handle.id, None)
 
     def require_collected(self) -> None:
         """Raise if the piece that was announced last has not been used for a step."""
@@ -90,7 +100,9 @@ class LoopCapture:
         self.expect(None)
         return self._gradients.chunk_of(recording, samples=rows)
 
-    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _before(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
             return None
         refuse_compiling()
@@ -104,11 +116,8 @@ class LoopCapture:
                 "the private module was called a second time for one batch, so a sample could count twice. Call it "
                 "once for each batch; evaluate with model.eval() and torch.no_grad()."
             )
-        if not leaves_in(inputs, {}):
-            raise InputError(
-                "the private module was called with keywords only: give the batch as positional arguments."
-            )
-        rows = batch_size(inputs)
+        batch = Arguments.of(inputs, keywords) if keywords else inputs
+        rows = batch_size(batch)
         if rows != self._expected:
             raise InputError(
                 "the private module was called with another number of samples than the loader's batch has: call it with the "
@@ -116,16 +125,16 @@ class LoopCapture:
             )
         self._preparing = True
         try:
-            axes = self._gradients.prepare(inputs, rows=self._rows).layout.outputs
+            axes = self._gradients.prepare(batch, rows=self._rows).layout.outputs
         finally:
             self._preparing = False
         fills = rows < self._rows and None not in axes
         self._output_axes = axes if fills else None
-        filled = padded(inputs, self._rows) if fills else inputs
+        filled = padded(batch, self._rows) if fills else batch
         self._recording = self._gradients.recording(batch_size(filled), samples=rows)
         self._end = self._gradients.begin(self._recording)
-        arranged: tuple[Any, ...] = self._gradients.arranged(filled)
-        return arranged
+        arranged = self._gradients.arranged(filled)
+        return (arranged.positional, arranged.every_keyword) if isinstance(arranged, Arguments) else (arranged, {})
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any | None:
         if module is not self._gradients.module or self._end is None:

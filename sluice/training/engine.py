@@ -245,6 +245,7 @@ class PrivacyEngine:
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
+            targets=options.targets,
             before_release=one_after_the_other(
                 self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
             ),
@@ -285,7 +286,7 @@ class PrivacyEngine:
 
         Args:
             loss: ``loss(output, target)``, reduced as ``loss_reduction`` says. The data set's records are (inputs, ...,
-                target).
+                target), or dicts (`TrainingOptions.targets`).
 
         Does the same as the ordinary loop, in chunks that fit the cache, and stops when the last release is made.
         """
