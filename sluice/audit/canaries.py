@@ -20,6 +20,7 @@ from torch.utils.data import default_collate as collated
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.records import reads_by_index
 from sluice.audit.guesses import require_canaries
 from sluice.gradients.trees import apply, mapped
 
@@ -210,7 +211,7 @@ class WithCanaries(Dataset[Any]):
             raise InputError(
                 f"a record of the data set is a {type(self._blank).__name__}: with canaries it must be (inputs..., target)."
             )
-        if hasattr(source, "batch") or isinstance(source, TensorDataset):
+        if reads_by_index(source) or isinstance(source, TensorDataset):
             self.batch = self._batch
 
     def __len__(self) -> int:

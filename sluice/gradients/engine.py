@@ -189,10 +189,14 @@ class PerSampleGradients:
         scale = float(samples) if self._reduction == "mean" else 1.0
         return Recording(batch_size=rows, parameters=self._parameters, by_hooks=True, scale=scale)
 
-    def begin(self, recording: Recording) -> Callable[[], None]:
-        """Start recording a forward pass; the returned function ends it."""
+    def begin(self, recording: Recording) -> Callable[..., None]:
+        """Start recording a forward pass; the returned function ends it: see `Watch.begin`."""
         refuse_mixing(self.module)
         return self._watch.begin(recording)
+
+    def record_under_way(self, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        """What the model returns from a call that had begun before `begin`; recorded here if it is itself one unit."""
+        return self._watch.record_under_way(self.module, inputs, keywords, output)
 
     def chunk_of(self, recording: Recording, *, samples: int) -> Chunk:
         """What was recorded, after the backward pass."""

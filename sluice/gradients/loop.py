@@ -41,7 +41,7 @@ class LoopCapture:
         self._output_axes: Axes | None = None
         self._expected: int | None = None
         self._recording: Recording | None = None
-        self._end: Callable[[], None] | None = None
+        self._end: Callable[..., None] | None = None
         self._preparing = False
         self._handles: list[RemovableHandle] = []
 
@@ -49,7 +49,7 @@ class LoopCapture:
         if not self._handles:
             self._handles = [
                 register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other arguments
-                register_module_forward_hook(self._after, always_call=True),
+                register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
             ]
 
     def detach(self) -> None:
@@ -136,13 +136,21 @@ class LoopCapture:
         arranged = self._gradients.arranged(filled)
         return (arranged.positional, arranged.every_keyword) if isinstance(arranged, Arguments) else (arranged, {})
 
-    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any | None:
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], *keywords_and_output: Any) -> Any | None:
+        *keywords, output = keywords_and_output
+        raised = not keywords  # torch leaves them out then
         if module is not self._gradients.module or self._end is None:
             return None
         end, self._end = self._end, None
-        end()
-        if self._output_axes is None or self._expected is None:
-            return None
+        self._preparing = True
+        try:
+            if not raised:
+                output = self._gradients.record_under_way(inputs, keywords[0], output)
+        finally:
+            self._preparing = False
+            end(hooks_stay=raised)
+        if raised or self._output_axes is None or self._expected is None:
+            return output
         axes, rows = iter(self._output_axes), self._expected
         return mapped(output, lambda tensor: tensor.narrow(next(axes) or 0, 0, rows))
 

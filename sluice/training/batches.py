@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from sluice._base.errors import InputError
+from sluice._base.records import reads_by_index
 
 #: What Hugging Face's models and collators call the target.
 TARGETS = ("labels",)
@@ -32,8 +33,8 @@ class _NamedRecords(TorchSampler[list[int]]):
 class Batches:
     """Batches of a map-style data set by index.
 
-    A data set with a method ``batch(indices)`` and a ``TensorDataset`` are indexed at once; any other is read record
-    by record, by the workers and with the ``collate_fn`` of the loader it came in.
+    A data set with a method ``batch(indices)`` and a ``TensorDataset`` are indexed at once; any other, and one whose loader
+    has a ``collate_fn`` of its own, is read record by record, by the workers and with the ``collate_fn`` of the loader.
 
     Args:
         source: a `DataLoader`, whose own sampling and batch size are not used, or a map-style data set.
@@ -52,7 +53,8 @@ class Batches:
             raise InputError("data_loader holds an empty data set: at least one record is needed.")
         self._named = _NamedRecords()
         self._reader: DataLoader[Any] | None = None
-        if not (hasattr(dataset, "batch") or isinstance(dataset, TensorDataset)):
+        own_collate = isinstance(source, DataLoader) and source.collate_fn is not default_collate
+        if own_collate or not (reads_by_index(dataset) or isinstance(dataset, TensorDataset)):
             self._reader = self._make_reader(source)
 
     def _make_reader(self, source: DataLoader[Any] | Dataset[Any]) -> DataLoader[Any]:
