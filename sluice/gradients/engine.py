@@ -198,13 +198,13 @@ class PerSampleGradients:
         """What the model returns from a call that had begun before `begin`; recorded here if it is itself one unit."""
         return self._watch.record_under_way(self.module, inputs, keywords, output)
 
-    def chunk_of(self, recording: Recording, *, samples: int) -> Chunk:
-        """What was recorded, after the backward pass."""
-        return self._chunk(recording, samples=slice(0, samples), keep=True)
+    def chunk_of(self, *recordings: Recording, samples: int) -> Chunk:
+        """What was recorded of the same samples, in one forward pass or in several, after the backward pass."""
+        return self._chunk(*recordings, samples=slice(0, samples), keep=True)
 
-    def _chunk(self, recording: Recording, *, samples: slice, keep: bool) -> Chunk:
+    def _chunk(self, *recordings: Recording, samples: slice, keep: bool) -> Chunk:
         return Chunk(
-            recording,
+            *recordings,
             samples=samples,
             names=self._names,
             kept_bytes=self.options.kept_bytes,

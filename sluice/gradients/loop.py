@@ -20,7 +20,11 @@ from sluice.gradients.trees import Arguments, batch_size, mapped, padded
 
 
 class LoopCapture:
-    """Records the one forward pass that a piece of a batch is allowed, whoever calls the model.
+    """Records the forward passes of a piece of a batch, whoever calls the model.
+
+    There is usually one. Where the model is called several times for one piece (a discriminator on real and on made-up
+    samples, a siamese net), row i of each call belongs to record i, and the record's gradients are added up before any norm
+    is taken: however many calls there are, a record counts once.
 
     The model is watched by process-wide hooks that look only for it; nothing is stored on it. Calls in evaluation mode
     or under ``torch.no_grad()`` are let through untouched.
@@ -32,7 +36,7 @@ class LoopCapture:
 
     Guarantee:
         `collect` returns the per-sample gradients of exactly the piece that `expect` announced, or raises. Using a
-        piece twice, or other data in its place, is refused.
+        piece for two steps, or another number of samples, is refused.
     """
 
     def __init__(self, gradients: PerSampleGradients, *, rows: int) -> None:
@@ -40,7 +44,7 @@ class LoopCapture:
         self._rows = rows
         self._output_axes: Axes | None = None
         self._expected: int | None = None
-        self._recording: Recording | None = None
+        self._recordings: list[Recording] = []
         self._end: Callable[..., None] | None = None
         self._preparing = False
         self._handles: list[RemovableHandle] = []
@@ -59,11 +63,11 @@ class LoopCapture:
         self._handles = []
 
     def expect(self, rows: int | None) -> None:
-        """Announce a piece of this many samples, for one forward and one backward pass; None for no piece."""
+        """Announce a piece of this many samples, whose forward and backward passes come next; None for no piece."""
         if rows is not None:
             refuse_compiled_in_place(self._gradients.module)
         self._expected = rows
-        self._recording = None
+        self._recordings = []
         self._see_keywords(rows is not None)
 
     def _see_keywords(self, wanted: bool) -> None:
@@ -84,21 +88,21 @@ class LoopCapture:
 
     def collect(self) -> Chunk:
         """The gradients of the piece, after its backward pass."""
-        recording, rows = self._recording, self._expected
+        recordings, rows = self._recordings, self._expected
         if rows is None:
             raise InputError(
                 "optimizer.step() was called without a new batch: each batch of the loader allows one step. Take the "
                 "next batch from the loader, call the model and loss.backward(), then step()."
             )
-        if recording is None:
+        if not recordings:
             raise InputError(
                 "optimizer.step() saw no forward pass of the private module for this batch. Call the module that "
                 "make_private returned (not a copy of it), in training mode and with grad enabled."
             )
-        if not recording.reached:
+        if not any(recording.reached for recording in recordings):
             raise InputError("optimizer.step() was called before loss.backward(): call backward() on the loss first.")
         self.expect(None)
-        return self._gradients.chunk_of(recording, samples=rows)
+        return self._gradients.chunk_of(*recordings, samples=rows)
 
     def _before(
         self, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
@@ -109,12 +113,10 @@ class LoopCapture:
         if self._expected is None:
             raise InputError(
                 "the private module was called in training mode outside a step. To evaluate, call model.eval() and use "
-                "torch.no_grad(); to train, call it once for each batch of the loader."
-            )
-        if self._recording is not None:
-            raise InputError(
-                "the private module was called a second time for one batch, so a sample could count twice. Call it "
-                "once for each batch; evaluate with model.eval() and torch.no_grad()."
+                "torch.no_grad(); to train, call it for a batch of the loader, before optimizer.step(). To train another "
+                "model through it (a generator by its discriminator), call model.eval() first, on inputs that are made "
+                "without private records and whose number is fixed, such as loader.batch_size: how many records a batch "
+                "has is private."
             )
         batch = Arguments.of(inputs, keywords) if keywords else inputs
         rows = batch_size(batch)
@@ -131,8 +133,9 @@ class LoopCapture:
         fills = rows < self._rows and None not in axes
         self._output_axes = axes if fills else None
         filled = padded(batch, self._rows) if fills else batch
-        self._recording = self._gradients.recording(batch_size(filled), samples=rows)
-        self._end = self._gradients.begin(self._recording)
+        recording = self._gradients.recording(batch_size(filled), samples=rows)
+        self._end = self._gradients.begin(recording)
+        self._recordings.append(recording)
         arranged = self._gradients.arranged(filled)
         return (arranged.positional, arranged.every_keyword) if isinstance(arranged, Arguments) else (arranged, {})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
 from sluice._base import validate
-from sluice._base.codec import ADDED, encode
+from sluice._base.codec import ADDED, ADDED_IF_GIVEN, encode
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
@@ -16,6 +16,7 @@ from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
 from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism.scaling import ScalingRule
+from sluice.mechanism.stages import MOST_RELEASES, Stages
 from sluice.mechanism.stated_gate import stated
 
 
@@ -34,6 +35,7 @@ class SelectiveRelease(Mechanism):
         gate: which attempts are released; None for all of them, which is plain DP-SGD.
         prior_releases: noise multipliers of Gaussian releases made before training from the same records, for instance
             private statistics of features. Each is composed with the run.
+        stages: how a run without a planned end is charged; ``releases`` then is only a number that no run reaches.
     """
 
     kind: ClassVar[str] = "selective release"
@@ -46,6 +48,7 @@ class SelectiveRelease(Mechanism):
     releases: int
     gate: Gate | None = field(default=None, metadata=ADDED)
     prior_releases: tuple[float, ...] = field(default=(), metadata={**ADDED, "key": "preparation"})
+    stages: Stages | None = field(default=None, metadata=ADDED_IF_GIVEN)
 
     def __post_init__(self) -> None:
         validate.fraction(sample_rate=self.sample_rate)
@@ -163,7 +166,8 @@ class SelectiveRelease(Mechanism):
         }[accountant]
         gated = self.gate is not None
         what = "selective release with a public reference" if gated else "the Poisson-sampled Gaussian mechanism"
-        return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}"
+        staged = "" if self.stages is None else "; charged by stages, section 12.1"
+        return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}{staged}"
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -198,6 +202,10 @@ class SelectiveRelease(Mechanism):
 
     def with_releases(self, releases: int) -> SelectiveRelease:
         return replace(self, releases=releases)
+
+    def open_ended(self, *, first_stage: int) -> SelectiveRelease:
+        """This mechanism without a planned end, charged by stages of which the first has this many releases."""
+        return replace(self, releases=MOST_RELEASES, stages=Stages(first=first_stage))
 
     def to_dict(self) -> dict[str, Any]:
         described = None if self.gate is None else stated(self.gate)

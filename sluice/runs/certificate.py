@@ -97,7 +97,7 @@ def certificate_of(
         "released": {
             "counted_updates": contents.spent,
             "counted_after_a_crash": contents.recovered + contents.torn_release,
-            "planned_updates": header.planned_releases,
+            "planned_updates": mechanism.covered_releases(contents.spent),
             "metric_with_each_update": mechanism.releases_metric,
             "preparation": len(mechanism.prior_releases),
             "files": dict(sorted(contents.published.items())),

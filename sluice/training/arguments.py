@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.accounting import solve_releases
 from sluice.mechanism.gates import ClippingBiasGate, Gate
 from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import Clip, GlobalScaling, ScalingRule
@@ -31,19 +32,67 @@ class SelectiveArguments:
     prior_releases: tuple[float, ...]
     expected_canaries: int = 0
 
-    def mechanism(self, noise_multiplier: float | None = None) -> SelectiveRelease:
-        """The mechanism, with this noise or with noise that is left open."""
-        size = Batches(self.data_loader).size + self.expected_canaries
-        rate = _sample_rate(self.sample_rate, self.data_loader, size)
+    def with_noise(self, noise_multiplier: float) -> SelectiveRelease:
+        """The mechanism with this noise; without a planned end where neither releases nor epochs are given."""
+        validate.positive(noise_multiplier=noise_multiplier)
+        if self.releases is None and self.epochs is None:
+            return self._mechanism(1, noise_multiplier).open_ended(first_stage=self._per_epoch)
+        return self._mechanism(self._total, noise_multiplier)
+
+    def with_epsilon(
+        self, epsilon: float, delta: float, noise_multiplier: float | None, *, accountant: str
+    ) -> SelectiveRelease:
+        """The mechanism that keeps a budget: with the noise that does, or with this noise and the releases that do."""
+        if noise_multiplier is None:
+            return self._mechanism(self._total, None).calibrate(epsilon=epsilon, delta=delta, accountant=accountant)
+        if self.releases is not None or self.epochs is not None:
+            raise InputError(
+                f"noise_multiplier={noise_multiplier}, releases={self.releases}, epochs={self.epochs} is not allowed with "
+                "target_epsilon: each follows from the other. Give the noise alone to train for as long as the budget lasts, "
+                "or releases or epochs to have the noise chosen."
+            )
+        mechanism = self._mechanism(1, noise_multiplier)
+        found = solve_releases(
+            target_epsilon=epsilon,
+            target_delta=delta,
+            noise_multiplier=noise_multiplier,
+            sample_rate=mechanism.sample_rate,
+            gate=mechanism.gate,
+            prior_releases=self.prior_releases,
+            accountant=accountant,
+        )
+        return mechanism.with_releases(found.releases)
+
+    @property
+    def releases_per_pass(self) -> int | None:
+        """After how many releases the loader ends; None with the last one."""
+        return self._per_epoch if self.releases is None else None
+
+    @property
+    def _size(self) -> int:
+        return Batches(self.data_loader).size + self.expected_canaries
+
+    @property
+    def _rate(self) -> float:
+        return _sample_rate(self.sample_rate, self.data_loader, self._size)
+
+    @property
+    def _per_epoch(self) -> int:
+        return math.ceil(1 / self._rate)
+
+    @property
+    def _total(self) -> int:
+        return _total_releases(self.releases, self.epochs, self._per_epoch)
+
+    def _mechanism(self, releases: int, noise_multiplier: float | None) -> SelectiveRelease:
+        expected = self._rate * self._size
         return SelectiveRelease(
-            sample_rate=rate,
-            expected_batch_size=rate * size,
+            sample_rate=self._rate,
+            expected_batch_size=expected,
             scaling=_scaling(self.scaling, self.max_grad_norm),
             noise_multiplier=noise_multiplier,
-            releases=_total_releases(self.releases, self.epochs, math.ceil(1 / rate)),
-            gate=_gate(
-                self.gate, scaling=self.scaling, max_grad_norm=self.max_grad_norm, expected_batch_size=rate * size
-            ),
+            releases=releases,
+            gate=_gate(self.gate, scaling=self.scaling, max_grad_norm=self.max_grad_norm, expected_batch_size=expected),
             prior_releases=self.prior_releases,
         )
 
@@ -66,7 +115,9 @@ def _sample_rate(given: float | None, source: DataLoader[Any] | Dataset[Any], si
 def _total_releases(releases: int | None, epochs: int | None, per_epoch: int) -> int:
     """The number of releases, of which one of the two arguments tells."""
     if (releases is None) == (epochs is None):
-        raise InputError(f"releases={releases}, epochs={epochs} is not allowed: give exactly one of the two.")
+        raise InputError(
+            f"releases={releases}, epochs={epochs} is not allowed: give exactly one of the two. (With target_epsilon, noise_multiplier may take their place.)"
+        )
     if epochs is not None:
         validate.positive_integer(epochs=epochs)
         return epochs * per_epoch

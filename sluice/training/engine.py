@@ -109,7 +109,8 @@ class PrivacyEngine:
             noise_multiplier: standard deviation of the noise over ``max_grad_norm``.
             max_grad_norm: the maximum norm of one record's weighted gradient.
             releases: how many updates to release. Or:
-            epochs: as many as make this many passes over the data on average; the loader then ends after each.
+            epochs: as many as make this many passes over the data on average; the loader then ends after each. If neither is
+                given the run has no planned end, and stopping it by what was released is charged for (`get_certified_epsilon`).
             sample_rate: probability with which a record is in a batch. None takes the loader's batch size over the
                 number of records, exactly.
             scaling: from norms to weights; None clips at ``max_grad_norm``. Its own ``max_grad_norm`` must agree.
@@ -140,9 +141,9 @@ class PrivacyEngine:
             ledger_delta=ledger_delta,
             canaries=canaries,
         )
-        mechanism = arguments.mechanism(noise_multiplier)
+        mechanism = arguments.with_noise(noise_multiplier)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
-        return self.ordinary_loop(passes=epochs or 1)
+        return self.ordinary_loop(releases_per_pass=arguments.releases_per_pass)
 
     def make_private_with_epsilon(
         self,
@@ -153,6 +154,7 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         max_grad_norm: float,
+        noise_multiplier: float | None = None,
         releases: int | None = None,
         epochs: int | None = None,
         sample_rate: float | None = None,
@@ -170,8 +172,8 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """`make_private` with the noise that spends at most ``target_epsilon`` at ``target_delta``.
 
-        Noise of the gate and of its reference is chosen too where the gate leaves it open. The other arguments are
-        those of `make_private`.
+        With a ``noise_multiplier`` it is the number of releases that is chosen, the largest that the budget allows, and the
+        loader ends there. Otherwise noise of the gate is chosen too where it leaves it open.
         """
         arguments = SelectiveArguments(
             data_loader=data_loader,
@@ -196,10 +198,9 @@ class PrivacyEngine:
             ledger_target=target_epsilon,
             canaries=canaries,
         )
-        open_mechanism = arguments.mechanism()
-        mechanism = open_mechanism.calibrate(epsilon=target_epsilon, delta=target_delta, accountant=self.accountant)
+        mechanism = arguments.with_epsilon(target_epsilon, target_delta, noise_multiplier, accountant=self.accountant)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
-        return self.ordinary_loop(passes=epochs or 1)
+        return self.ordinary_loop(releases_per_pass=arguments.releases_per_pass)
 
     def make_private_by(
         self,
@@ -264,11 +265,14 @@ class PrivacyEngine:
             observations=self.auditing.observations,
         )
 
-    def ordinary_loop(self, *, passes: int = 1) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+    def ordinary_loop(
+        self, *, passes: int = 1, releases_per_pass: int | None = None
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """The module, optimizer and loader of a loop of your own: forward, backward, ``optimizer.step()``.
 
         Args:
-            passes: how often to go through the loader, which ends after as many releases each time.
+            passes: how often to go through the loader, which ends after as many releases each time. Or:
+            releases_per_pass: after how many.
         """
         executor = self._running()
         if not isinstance(executor, PiecewiseExecutor):
@@ -277,8 +281,10 @@ class PrivacyEngine:
                 "with engine.releases(loss)."
             )
         validate.positive_integer(passes=passes)
-        per_pass = math.ceil(self.mechanism.releases / passes)
-        self._capture, optimizer, loader = ordinary_loop(executor, releases_per_pass=per_pass)
+        per_pass = releases_per_pass or math.ceil(self.mechanism.releases / passes)
+        self._capture, optimizer, loader = ordinary_loop(
+            executor, releases_per_pass=per_pass, sample_rate=self.mechanism.sampling["rate"]
+        )
         return executor.context.module, optimizer, loader
 
     def releases(self, loss: Loss) -> Iterator[int]:
@@ -322,15 +328,16 @@ class PrivacyEngine:
         for a run that stops early because it looks good enough, gave up, or was interrupted. A run whose gate cannot
         be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed_epsilon`.
         """
-        return self._proved_epsilon(delta, releases=self._running().spent)
+        self.mechanism.require_proof()
+        return self.get_claimed_epsilon(delta)
 
     def get_certified_epsilon(self, delta: float) -> float:
-        """What this run guarantees, whenever and for whatever reason it stops: epsilon of all planned releases."""
-        return self._proved_epsilon(delta, releases=self.mechanism.releases)
+        """What this run guarantees, whenever and for whatever reason it stops: epsilon of all planned releases.
 
-    def _proved_epsilon(self, delta: float, *, releases: int) -> float:
+        In a run without a planned end it is that of the stage that was reached (docs/accounting.md, section 12.1).
+        """
         self.mechanism.require_proof()
-        return self.mechanism.epsilon_after(releases, delta=delta, accountant=self.accountant)
+        return self.mechanism.epsilon_spent(self._running().spent, delta=delta, accountant=self.accountant)
 
     def get_claimed_epsilon(self, delta: float) -> float:
         """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""

@@ -18,6 +18,11 @@ class PrivateLoader:
     """The batches of the ordinary loop, in pieces of at most ``max_physical_batch_size``.
 
     It ends by itself when the last release is made (with ``epochs=``: when those of one epoch are).
+
+    Attributes:
+        dataset: the records.
+        sample_rate: the probability with which a record is in a batch.
+        batch_size: how many records a batch has on average, rounded. No batch need have just as many.
     """
 
     def __init__(
@@ -28,8 +33,11 @@ class PrivateLoader:
         capture: LoopCapture,
         piece_size: int,
         releases_per_pass: int,
+        sample_rate: float,
     ) -> None:
         self.dataset = batches.dataset
+        self.sample_rate = sample_rate
+        self.batch_size = max(1, round(executor.expected_batch_size))
         self._batches = batches
         self._executor = executor
         self._capture = capture
@@ -37,6 +45,19 @@ class PrivateLoader:
         self._releases_per_pass = releases_per_pass
         self.last_piece = False
         self.randomness: ModelRandomness | None = None
+
+    def __len__(self) -> int:
+        """How many releases a pass makes, at most: a public number.
+
+        As many batches come out where each fits into one piece and none is empty or rejected; how many really do is
+        sensitive.
+        """
+        return self._releases_per_pass
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last release has been made, by plan or by budget, so that no batch will come: public."""
+        return self._executor.done
 
     def __iter__(self) -> Iterator[Any]:
         end = self._executor.released + self._releases_per_pass
@@ -69,7 +90,7 @@ class PrivateLoader:
 
 
 def ordinary_loop(
-    executor: PiecewiseExecutor[Any], *, releases_per_pass: int
+    executor: PiecewiseExecutor[Any], *, releases_per_pass: int, sample_rate: float
 ) -> tuple[LoopCapture, PrivateOptimizer, PrivateLoader]:
     """What a user's own loop needs to drive an executor: what watches the model, the optimizer and the loader."""
     executor.serve_loop()
@@ -81,6 +102,7 @@ def ordinary_loop(
         capture=capture,
         piece_size=context.loop_rows,
         releases_per_pass=releases_per_pass,
+        sample_rate=sample_rate,
     )
 
     def consume() -> None:
