@@ -72,9 +72,11 @@ class Privacy:
             gate=self.gate,
             prior_releases=(),
         )
-        mechanism = arguments.mechanism(self.noise_multiplier)
         if self.target_epsilon is not None:
-            mechanism = mechanism.calibrate(epsilon=self.target_epsilon, delta=self.delta, accountant=self.accountant)
+            mechanism = arguments.with_epsilon(self.target_epsilon, self.delta, None, accountant=self.accountant)
+        else:
+            assert self.noise_multiplier is not None
+            mechanism = arguments.with_noise(self.noise_multiplier)
         options = TrainingOptions(
             max_physical_batch_size=self.max_physical_batch_size,
             gradient_options=self.gradient_options,
