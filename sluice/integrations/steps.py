@@ -32,12 +32,15 @@ class ReleaseOptimizer(PrivateOptimizer):
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
         """Make a release. A closure is called once before it, as trainers expect that pass one."""
+        self._opt_called = True  # for schedulers, which ask for it
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         super().step()
         return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers of the user's own optimizer may be moved here
 
 
 def by_loss(engine: PrivacyEngine, loss: Callable[[Any, Any], Tensor]) -> Callable[[], bool]:
@@ -64,7 +67,17 @@ class ReleaseNumbers(Dataset[dict[str, Tensor]]):
         return {"release": torch.tensor(index)}
 
     def loader(self) -> DataLoader[Any]:
-        return DataLoader(self, batch_size=1)
+        return _Resumable(self, batch_size=1)
+
+
+class _Resumable(DataLoader[Any]):
+    """Trainers warn about loaders that cannot be resumed within an epoch. Of numbers nothing has to be kept."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        return
 
 
 class FixedShapes:
