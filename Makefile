@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: test demo test-slow lint types unit format setup clean
+.PHONY: test demo docs test-slow lint types unit format setup clean
 
 test: lint types unit
 
@@ -33,6 +33,10 @@ unit: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+# The site, with broken links refused; build/site/index.html can be opened as a file.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: $(READY)
 	$(BIN)/ruff format .

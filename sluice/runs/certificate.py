@@ -146,7 +146,7 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     contents = read_ledger(folder.ledger_path)
     certificate = _certificate(folder, contents)
     plot = epsilon_plot(contents)
-    audit = _audit_of(folder, contents)
+    audit = audit_of(folder, contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
@@ -161,7 +161,7 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     return certificate
 
 
-def _audit_of(folder: RunFolder, contents: LedgerContents) -> dict[str, Any] | None:
+def audit_of(folder: RunFolder, contents: LedgerContents) -> dict[str, Any] | None:
     """The audit of this very ledger, if there is one."""
     if not folder.audit_path.exists():
         return None

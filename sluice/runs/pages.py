@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from sluice._base.html_page import bullets, document, figure, named_values
 from sluice._base.rounding import rounded_up
 
 Row = tuple[str, str]
@@ -76,27 +77,26 @@ def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | 
 
 def html_page(certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None) -> str:
     """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
-    body = [f"<h1>{TITLE}</h1>", f'<p class="headline">{escape(headline(certificate))}</p>']
-    body += [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
+    top = f'<h1>{TITLE}</h1>\n<p class="headline">{escape(headline(certificate))}</p>'
+    return document(TITLE, f"{top}\n{html_sections(certificate, plot=plot, audit=audit)}")
+
+
+def html_sections(
+    certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None, level: int = 2
+) -> str:
+    """Warnings and sections of the page, under headings of this level."""
+    body = [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
     for section in sections(certificate, audit):
-        body.append(f"<section><h2>{escape(section.title)}</h2>")
+        body.append(f"<section><h{level}>{escape(section.title)}</h{level}>")
         body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
         if section.rows:
-            rows = "".join(
-                f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in section.rows
-            )
-            body.append(f"<table>{rows}</table>")
+            body.append(named_values(section.rows))
         if section.items:
-            body.append(f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in section.items)}</ul>")
+            body.append(bullets(section.items))
         if section.plot:
-            body.append(f'<figure role="img" aria-label="Epsilon over released updates">{_inline(plot)}</figure>')
+            body.append(figure(plot, label="Epsilon over released updates"))
         body.append("</section>")
-    content = "\n".join(body)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{TITLE}</title>\n'
-        f'<meta name="viewport" content="width=device-width">\n<style>{_STYLE}</style>\n</head>\n'
-        f"<body>\n{content}\n</body>\n</html>\n"
-    )
+    return "\n".join(body)
 
 
 def _meaning(certificate: Mapping[str, Any]) -> Section:
@@ -256,24 +256,3 @@ def _markdown(text: str) -> str:
     for character in "\\`*_<>|[]":
         text = text.replace(character, f"\\{character}")
     return text.replace("\n", " ")
-
-
-def _inline(plot: str) -> str:
-    """The SVG element alone, without the XML declaration that has no place inside HTML."""
-    return plot[plot.index("<svg") :].strip()
-
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0.2rem; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.4rem; border-bottom: 1px solid #ccc; }
-.headline { font-size: 1.2rem; font-weight: 600; }
-.warning { background: #fdecea; border-left: 5px solid #b3261e; padding: 0.7rem 1rem; font-weight: 600; }
-table { border-collapse: collapse; width: 100%; }
-th { text-align: left; font-weight: 600; width: 11rem; vertical-align: top; padding: 0.25rem 1rem 0.25rem 0; }
-td { padding: 0.25rem 0; vertical-align: top; overflow-wrap: anywhere; }
-figure { margin: 1rem 0; }
-figure svg { max-width: 100%; height: auto; }
-li { margin: 0.25rem 0; }
-@media print { body { margin: 0; max-width: none; } section { break-inside: avoid; } }
-"""

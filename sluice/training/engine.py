@@ -49,7 +49,7 @@ class PrivacyEngine:
         seed: None for cryptographic randomness that cannot be repeated. An integer makes sampling, gate and noise
             repeatable, for experiments only: whoever knows the seed can undo the noise.
 
-    ::
+    Example::
 
         engine = PrivacyEngine()
         model, optimizer, loader = engine.make_private_with_epsilon(
