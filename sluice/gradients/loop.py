@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from sluice.gradients.chunk import Chunk
 from sluice.gradients.eager import refuse_compiled_in_place, refuse_compiling
 from sluice.gradients.engine import PerSampleGradients
 from sluice.gradients.probe import Axes
-from sluice.gradients.trees import batch_size, leaves_in, mapped, padded
+from sluice.gradients.trees import Arguments, batch_size, mapped, padded
 
 
 class LoopCapture:
@@ -52,15 +52,15 @@ class LoopCapture:
     def attach(self) -> None:
         if not self._handles:
             self._handles = [
-                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other inputs
+                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other arguments
                 register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
             ]
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
         self.expect(None)
+        self._handles = []
 
     def expect(self, rows: int | None) -> None:
         """Announce a piece of this many samples, whose forward and backward passes come next; None for no piece."""
@@ -68,6 +68,16 @@ class LoopCapture:
             refuse_compiled_in_place(self._gradients.module)
         self._expected = rows
         self._recordings = []
+        self._see_keywords(rows is not None)
+
+    def _see_keywords(self, wanted: bool) -> None:
+        """Torch hands keywords to a process-wide hook only where the module names it."""
+        named = self._gradients.module._forward_pre_hooks_with_kwargs
+        for handle in self._handles[:1]:
+            if wanted:
+                named[handle.id] = True
+            else:
+                named.pop(handle.id, None)
 
     def require_collected(self) -> None:
         """Raise if the piece that was announced last has not been used for a step."""
@@ -94,7 +104,9 @@ class LoopCapture:
         self.expect(None)
         return self._gradients.chunk_of(*recordings, samples=rows)
 
-    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _before(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
             return None
         refuse_compiling()
@@ -106,11 +118,8 @@ class LoopCapture:
                 "without private records and whose number is fixed, such as loader.batch_size: how many records a batch "
                 "has is private."
             )
-        if not leaves_in(inputs, {}):
-            raise InputError(
-                "the private module was called with keywords only: give the batch as positional arguments."
-            )
-        rows = batch_size(inputs)
+        batch = Arguments.of(inputs, keywords) if keywords else inputs
+        rows = batch_size(batch)
         if rows != self._expected:
             raise InputError(
                 "the private module was called with another number of samples than the loader's batch has: call it with the "
@@ -118,17 +127,17 @@ class LoopCapture:
             )
         self._preparing = True
         try:
-            axes = self._gradients.prepare(inputs, rows=self.rows).layout.outputs
+            axes = self._gradients.prepare(batch, rows=self.rows).layout.outputs
         finally:
             self._preparing = False
         fills = rows < self.rows and None not in axes
         self._output_axes = axes if fills else None
-        filled = padded(inputs, self.rows) if fills else inputs
+        filled = padded(batch, self.rows) if fills else batch
         recording = self._gradients.recording(batch_size(filled), samples=rows)
         self._end = self._gradients.begin(recording)
         self._recordings.append(recording)
-        arranged: tuple[Any, ...] = self._gradients.arranged(filled)
-        return arranged
+        arranged = self._gradients.arranged(filled)
+        return (arranged.positional, arranged.every_keyword) if isinstance(arranged, Arguments) else (arranged, {})
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], *keywords_and_output: Any) -> Any | None:
         *keywords, output = keywords_and_output

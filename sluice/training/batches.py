@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from torch.utils.data import Sampler as TorchSampler
 
 from sluice._base.errors import InputError
 from sluice._base.records import reads_by_index
+
+#: What Hugging Face's models and collators call the target.
+TARGETS = ("labels",)
 
 
 class _NamedRecords(TorchSampler[list[int]]):
@@ -98,13 +101,28 @@ class Batches:
         return self.dataset.batch(indices)  # type: ignore[attr-defined]
 
 
-def split_pair(batch: Any) -> tuple[Any, Any]:
-    """A batch as (inputs of the model, target of the loss): the last entry is the target."""
+def split_pair(batch: Any, *, targets: tuple[str, ...] = TARGETS) -> tuple[Any, Any]:
+    """A batch as (inputs of the model, target of the loss): the last entry is the target.
+
+    Args:
+        targets: of a batch that is a dict, the entries that make up the target: as it is if it is one, as a dict otherwise.
+    """
+    if isinstance(batch, Mapping):
+        missing = [name for name in targets if name not in batch]
+        if missing:
+            raise InputError(
+                f"A record of the data set is a dict with the entries {', '.join(map(str, batch))}; targets={targets} names "
+                f"{', '.join(missing)}, which is not among them. Pass TrainingOptions(targets=...): the entries that "
+                "the loss takes; the others are the model's keywords."
+            )
+        chosen = {name: batch[name] for name in targets}
+        keywords = {name: value for name, value in batch.items() if name not in chosen}
+        return keywords, chosen if len(targets) > 1 else batch[targets[0]]
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
         return inputs, batch[-1]
     raise InputError(
-        f"A record of the data set is a {type(batch).__name__}; it must be (inputs..., target) for this way of training. "
+        f"A record of the data set is a {type(batch).__name__}; it must be (inputs..., target) or a dict for this way of training. "
         "Use the ordinary loop over the loader for other shapes."
     )
 

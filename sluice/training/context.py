@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from sluice.gradients import Chunk, PerSampleGradients
 from sluice.gradients.costs import fixed_rows
-from sluice.gradients.trees import apply, batch_size, padded
+from sluice.gradients.trees import apply, batch_size, mapped, padded, tensors_in
 from sluice.mechanism.rounding_error import BLOCK_ROWS, sum_error
 from sluice.randomness.noise import NoiseSource
-from sluice.training.batches import Batches, split_pair
+from sluice.training.batches import TARGETS, Batches, split_pair
 from sluice.training.weights import WeightUpdater
 
 Loss = Callable[[Any, Any], Tensor]
@@ -32,6 +32,7 @@ class TrainingContext:
         piece_size: this many records at most are read at once, but by `chunks`, which reads chunks.
         observe_attempt: called with every attempt of a gate that `releases` makes, once it is decided: a study's place. It
             must leave the run as it is.
+        targets: see `split_pair`.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
 
@@ -44,6 +45,7 @@ class TrainingContext:
     before_update: Callable[[Mapping[str, Any]], None] = lambda published: None
     after_release: Callable[[], None] = lambda: None
     observe_attempt: Callable[[Any], None] | None = None
+    targets: tuple[str, ...] = TARGETS
     loop_batch: float = 0.0
 
     @property
@@ -81,14 +83,14 @@ class TrainingContext:
             # How many rows chunks have depends on the shape of a record; any record, so that an empty batch shows nowhere.
             self.gradients.prepare(next(self.pairs(torch.zeros(1, dtype=torch.int64)))[0])
         for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
-            x, y = split_pair(piece)
+            x, y = split_pair(piece, targets=self.targets)
             yield from self.gradients.chunks(x, y, loss, samples=samples)
             del piece, x, y  # else the next piece could not use their memory, which is still in the processor's cache
 
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""
         for piece in self.batches.pieces(indices, size or self.piece_size):
-            yield split_pair(piece)
+            yield split_pair(piece, targets=self.targets)
 
     def raw_losses(self, indices: Tensor, loss: Loss) -> Tensor:
         """The loss of each named record at the present weights, in float64, dropout off.
@@ -103,8 +105,7 @@ class TrainingContext:
                 rows = batch_size(y)
                 x, y = padded((x, y), self.piece_size)
                 output = apply(self.module, self.gradients.arranged(x))
-                each = torch.func.vmap(lambda out, target: loss(out.unsqueeze(0), target.unsqueeze(0)).sum())
-                parts.append(each(output, y)[:rows].double().cpu())
+                parts.append(_each_loss(output, y, loss)[:rows].double().cpu())
         return torch.cat(parts)
 
     def as_update(self, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -114,6 +115,18 @@ class TrainingContext:
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """Update the weights with a released gradient."""
         self.updater.apply(released)
+
+
+def _each_loss(output: Any, y: Any, loss: Loss) -> Tensor:
+    """The loss of each record, from an output and targets of which every tensor has the records first."""
+
+    def one(tensors: list[Tensor]) -> Tensor:
+        single = (tensor.unsqueeze(0) for tensor in tensors)
+        alone_output, alone_y = mapped((output, y), lambda _: next(single))
+        return loss(alone_output, alone_y).sum()
+
+    found: Tensor = torch.func.vmap(one)(list(tensors_in((output, y))))
+    return found
 
 
 class RawSum:

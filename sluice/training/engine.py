@@ -250,6 +250,7 @@ class PrivacyEngine:
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
+            targets=options.targets,
             before_release=one_after_the_other(
                 self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
             ),
@@ -296,7 +297,7 @@ class PrivacyEngine:
 
         Args:
             loss: ``loss(output, target)``, reduced as ``loss_reduction`` says. The data set's records are (inputs, ...,
-                target).
+                target), or dicts (`TrainingOptions.targets`).
 
         Does the same as the ordinary loop, in chunks that fit the cache, and stops when the last release is made.
         """
@@ -387,11 +388,9 @@ class PrivacyEngine:
         Args:
             lost: how many releases are charged beside those that the state contains, because they are gone.
         """
-        executor = self._running()
-        charged = executor.unrepeatable
+        charged = self._running().unrepeatable
         self._state.restore(state)
-        executor.begin_after(max(lost, charged - executor.released))
-        self._keeping.restart()
+        self._continue(charged=charged, lost=lost)
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
@@ -425,13 +424,15 @@ class PrivacyEngine:
         Guarantee:
             Releases that are logged and that this state does not contain stay charged.
         """
-        executor = self._running()
-        charged = executor.unrepeatable
+        charged = self._running().unrepeatable
         note = self._keeping.load(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
-        lost = spent - self.released if self._recorder is None else self._recorder.continue_from(self.released)
-        executor.begin_after(max(lost, charged - executor.released))
-        self._keeping.restart()
+        self._continue(charged=charged, lost=spent - self.released)
         return note
+
+    def _continue(self, *, charged: int, lost: int) -> None:
+        logged = 0 if self._recorder is None else self._recorder.continue_from(self.released)
+        self._running().begin_after(max(lost, logged, charged - self.released))
+        self._keeping.restart()
 
     def _mechanism_hash(self) -> str:
         return configuration_hash(self.mechanism.to_dict())
