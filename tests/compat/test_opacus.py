@@ -312,6 +312,10 @@ def test_releases_are_logged(tmp_path):
     assert spending(contents).epsilon == run.engine.get_certified_epsilon(1e-5)
 
 
+def test_layers_are_those_of_pytorch():
+    assert (DPLSTM, DPGRU, DPRNN, DPMultiheadAttention) == (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention)
+
+
 def test_modules_are_validated_and_fixed():
     mixing = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     engine = PrivacyEngine()
@@ -333,12 +337,11 @@ class Names(nn.Module):
         super().__init__()
         self.table = nn.Embedding(20, 6)
         self.rnn = kind(6, 5, num_layers=1, batch_first=True)
-        self.attention = DPMultiheadAttention(5, 1, batch_first=True)
         self.out = nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, _ = self.rnn(self.table(x), None)
-        return self.out(self.attention(hidden, hidden, hidden)[0][:, -1])
+        return self.out(hidden[:, -1])
 
 
 def padded(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -349,7 +352,9 @@ def padded_to_eight(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
     return torch.stack([F.pad(x, (0, 8 - len(x))) for x, _ in batch]), torch.stack([y for _, y in batch])
 
 
-@pytest.mark.parametrize("kind", [DPLSTM, DPGRU, DPRNN])
+@pytest.mark.parametrize(
+    "kind", [DPLSTM, pytest.param(DPGRU, marks=pytest.mark.slow), pytest.param(DPRNN, marks=pytest.mark.slow)]
+)
 def test_recurrent_layers_train(kind):
     words = [(torch.randint(1, 20, (3 + i % 5,)), torch.tensor(i % 2)) for i in range(60)]
     model = Names(kind)
