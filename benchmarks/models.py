@@ -125,11 +125,7 @@ def seconds(step: Callable[[], object], *, repeats: int = 5) -> float:
 
 def way_of(gradients: PerSampleGradients) -> str:
     """How gradients are found: by rules, or some or all by a fallback."""
-    fallbacks = {
-        unit.name: "vmap"
-        for unit in gradients._units.values()
-        if isinstance(unit.rule, VmapRule)
-    }
+    fallbacks = {unit.name: "vmap" for unit in gradients._units.values() if isinstance(unit.rule, VmapRule)}
     if not fallbacks:
         return "native"
     whole = fallbacks.get("")
@@ -165,7 +161,9 @@ def main() -> None:
         try:
             outcomes.append(tried(entry))
         except Exception as error:  # a model that cannot even be built is said to be so
-            outcomes.append(Outcome(entry=entry, parameters=0, way=f"fails: {type(error).__name__}: {first_sentence(str(error))}"))
+            outcomes.append(
+                Outcome(entry=entry, parameters=0, way=f"fails: {type(error).__name__}: {first_sentence(str(error))}")
+            )
         print(table(outcomes[-1:]).splitlines()[-1], flush=True)
     if options.write:
         text = options.write.read_text("utf-8")

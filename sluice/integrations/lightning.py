@@ -110,7 +110,9 @@ class _Run(Callback):  # type: ignore[misc]
         if self._trainer.max_steps > 0:
             return int(self._trainer.max_steps)
         if self._trainer.max_epochs is None or self._trainer.max_epochs < 1:
-            raise InputError("the trainer has no end: set max_steps or max_epochs, which say how many releases are made.")
+            raise InputError(
+                "the trainer has no end: set max_steps or max_epochs, which say how many releases are made."
+            )
         return int(self._trainer.max_epochs) * self.per_epoch
 
     def configure_optimizers(self) -> Any:
@@ -134,7 +136,9 @@ class _Run(Callback):  # type: ignore[misc]
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One release: the module's own step on each piece of each attempt that it takes."""
         automatic = self._module.automatic_optimization
-        with _replaced(self._module, **({} if automatic else {"optimizers": lambda use_pl_optimizer=True: self._optimizer})):
+        with _replaced(
+            self._module, **({} if automatic else {"optimizers": lambda use_pl_optimizer=True: self._optimizer})
+        ):
             for piece in self._loader:
                 found = self._own_step(self._trainer.strategy.batch_to_device(piece), batch_idx)
                 if automatic:
@@ -160,7 +164,9 @@ class _Run(Callback):  # type: ignore[misc]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if _STATE not in checkpoint:
-            raise InputError("ckpt_path is a checkpoint of training without privacy, which a private run cannot go on from.")
+            raise InputError(
+                "ckpt_path is a checkpoint of training without privacy, which a private run cannot go on from."
+            )
         self._state = checkpoint[_STATE]
 
 

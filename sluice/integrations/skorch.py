@@ -73,7 +73,9 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
 
     def _begun(self, iterator: DataLoader[Any]) -> PrivacyEngine:
         if self.privacy is None:
-            raise InputError("privacy=None is not allowed: give Privacy(delta=..., max_grad_norm=..., target_epsilon=...).")
+            raise InputError(
+                "privacy=None is not allowed: give Privacy(delta=..., max_grad_norm=..., target_epsilon=...)."
+            )
         folder = None if self.private_folder is None else Path(self.private_folder)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +91,9 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
         if folder is not None:
             if (folder / "state").exists():
                 engine.load(folder / "state")
-            engine.keep_in(folder / "state")
+            engine.keep_in(
+                folder / "state", every=None if engine.noise.secure else 1
+            )  # a seed has to be kept with its place
         return engine
 
     def _record_loss(self, output: Any, y: Any) -> Tensor:

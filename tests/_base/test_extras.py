@@ -49,7 +49,21 @@ def test_a_command_says_what_to_install(monkeypatch, capsys, tmp_path):
 def test_training_and_verifying_need_none_of_them(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "own.npz", x=rng.normal(size=(400, 6)).astype(np.float32), y=rng.integers(0, 2, 400))
-    train = ["train", "--dataset", "own.npz", "--noise-multiplier", "3", "--batch-size", "64", "--releases", "2", "--threads", "1", "--run", "run"]
+    train = [
+        "train",
+        "--dataset",
+        "own.npz",
+        "--noise-multiplier",
+        "3",
+        "--batch-size",
+        "64",
+        "--releases",
+        "2",
+        "--threads",
+        "1",
+        "--run",
+        "run",
+    ]
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({sorted(EXTRAS)}))

@@ -65,11 +65,18 @@ def data() -> DataLoader:
 
 
 def budget(**fields) -> Privacy:
-    return Privacy(**{"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0, "accountant": "rdp", "seed": 3, **fields})
+    return Privacy(
+        **{"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0, "accountant": "rdp", "seed": 3, **fields}
+    )
 
 
 def trainer(**settings) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     return pl.Trainer(**{"max_steps": STEPS, "accelerator": "cpu", **quiet, **settings})
 
 

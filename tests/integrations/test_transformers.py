@@ -150,7 +150,9 @@ def test_one_step_is_the_clipped_sum_of_the_models_own_losses(tmp_path):
     for record in Texts():
         exact.zero_grad()
         exact(**{name: value[None] for name, value in record.items()}).loss.backward()
-        gradient = torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in exact.parameters()])
+        gradient = torch.cat(
+            [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in exact.parameters()]
+        )
         total += gradient * min(1.0, BOUND / float(gradient.norm()))
     run.train()
     assert torch.allclose(weights(run).double(), before - total / RECORDS, atol=1e-6)
@@ -236,7 +238,9 @@ def test_an_overridden_loss_is_refused_and_a_given_one_is_used(tmp_path):
         def compute_loss(self, *args, **kwargs):
             raise AssertionError
 
-    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], max_steps=2, disable_tqdm=True)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], max_steps=2, disable_tqdm=True
+    )
     privacy = Privacy(noise_multiplier=1.0, delta=1e-3, max_grad_norm=1.0, accountant="rdp", seed=1)
     with pytest.raises(InputError, match="compute_loss was overridden"):
         Own(model=bert(), args=arguments, train_dataset=Texts(), privacy=privacy)
@@ -247,9 +251,7 @@ def test_an_overridden_loss_is_refused_and_a_given_one_is_used(tmp_path):
         return record_losses(model, outputs, labels).mean()
 
     model = bert()
-    PrivateTrainer(
-        model=model, args=arguments, train_dataset=Texts(), privacy=privacy, compute_loss_func=loss
-    ).train()
+    PrivateTrainer(model=model, args=arguments, train_dataset=Texts(), privacy=privacy, compute_loss_func=loss).train()
     assert seen
 
 

@@ -136,7 +136,9 @@ def test_layers_below_a_group_norm_agree_with_the_oracle(matches, reaching_loss,
     matches(net, torch.randn(7, 3, *[8] * rank), torch.randn(7), reaching_loss)
 
 
-@pytest.mark.parametrize("end", [nn.Conv2d(8, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1)], ids=["convolution", "pooling"])
+@pytest.mark.parametrize(
+    "end", [nn.Conv2d(8, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1)], ids=["convolution", "pooling"]
+)
 def test_feature_maps_of_one_pixel_agree_with_the_oracle(matches, reaching_loss, end):
     """Strides along axes of length one say nothing, and differ between a layer's output and its derivative."""
     torch.manual_seed(0)
