@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
     from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
     from sluice.mechanism.selective_release import SelectiveRelease
+    from sluice.mechanism.thinning import Tempered, ThinningGate
     from sluice.training.engine import PrivacyEngine
     from sluice.training.options import TrainingOptions
 
@@ -29,6 +30,8 @@ _HOMES = {
     "Normalise": "mechanism.scaling",
     "PrivacyEngine": "training.engine",
     "SelectiveRelease": "mechanism.selective_release",
+    "Tempered": "mechanism.thinning",
+    "ThinningGate": "mechanism.thinning",
     "TrainingOptions": "training.options",
     "load_model": "experiments.published",
 }
@@ -43,6 +46,8 @@ __all__ = [
     "Normalise",
     "PrivacyEngine",
     "SelectiveRelease",
+    "Tempered",
+    "ThinningGate",
     "TrainingOptions",
     "__version__",
     "load_model",

@@ -117,7 +117,7 @@ def canary_norm(mechanism: Any, kind: str) -> float:
     """
     scaling, gate = getattr(mechanism, "scaling", None), getattr(mechanism, "gate", None)
     clip = _first_of(scaling if scaling is not None else mechanism, ("max_grad_norm", "first_clip_norm"), 1.0)
-    bound = _first_of(scaling, ("bound",), clip)
+    bound = _first_of(scaling, ("unclipped_norm",), clip)
     large, small = _first_of(gate, ("large_norm",), 0.0), _first_of(gate, ("small_norm",), bound)
     if kind == "loud":
         return 2 * max(clip, bound, large)

@@ -8,8 +8,11 @@ from typing import Annotated
 import typer
 
 from sluice.cli.output import JsonFlag, print_json, print_table
+from sluice.cli.reproduce_studies import COMMANDS
 
 app = typer.Typer(help="Recompute a table of the DPSR-CG paper.", no_args_is_help=True)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 @app.callback()

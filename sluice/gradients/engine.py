@@ -72,6 +72,11 @@ class PerSampleGradients:
         self._is_prepared = False
         self._chunk_size = self.options.chunk_size or 64
 
+    @property
+    def sums_losses(self) -> bool:
+        """Whether losses are sums, which no number of records divides."""
+        return self._reduction == "sum"
+
     def zeros(self) -> dict[str, Tensor]:
         """Empty accumulators for `Chunk.add_weighted_sum`: parameter name to tensor, at least float32."""
         return self.completed({})

@@ -41,7 +41,7 @@ class LoopCapture:
 
     def __init__(self, gradients: PerSampleGradients, *, rows: int) -> None:
         self._gradients = gradients
-        self._rows = rows
+        self.rows = rows
         self._output_axes: Axes | None = None
         self._expected: int | None = None
         self._recordings: list[Recording] = []
@@ -127,12 +127,12 @@ class LoopCapture:
             )
         self._preparing = True
         try:
-            axes = self._gradients.prepare(batch, rows=self._rows).layout.outputs
+            axes = self._gradients.prepare(batch, rows=self.rows).layout.outputs
         finally:
             self._preparing = False
-        fills = rows < self._rows and None not in axes
+        fills = rows < self.rows and None not in axes
         self._output_axes = axes if fills else None
-        filled = padded(batch, self._rows) if fills else batch
+        filled = padded(batch, self.rows) if fills else batch
         recording = self._gradients.recording(batch_size(filled), samples=rows)
         self._end = self._gradients.begin(recording)
         self._recordings.append(recording)

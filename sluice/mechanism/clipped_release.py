@@ -104,10 +104,14 @@ class ClippedRelease(Mechanism):
         """The event of a run that made this many releases, prior releases included: each with the noise that it has."""
         self._require_releases(releases)
         events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.prior_releases]
-        for factor, count in self._schedule.counts(releases):
-            release = plain_release(sampling_probability=self.sample_rate, noise_multiplier=self.sigma * factor)
+        for noise_multiplier, rate, count in self.history(releases):
+            release = plain_release(sampling_probability=rate, noise_multiplier=noise_multiplier)
             events.append(SelfComposedDpEvent(release, count))
         return ComposedDpEvent(events)
+
+    def history(self, releases: int) -> list[tuple[float, float, int]]:
+        """``(noise_multiplier, sample_rate, count)`` of each stretch of equal releases."""
+        return [(self.sigma * factor, self.sample_rate, count) for factor, count in self._schedule.counts(releases)]
 
     def calibrate(self, *, epsilon: float, delta: float, accountant: str = "pld") -> ClippedRelease:
         """This mechanism with the noise multiplier, before factors, that spends at most ``epsilon`` at ``delta``.

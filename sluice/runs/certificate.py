@@ -15,6 +15,7 @@ from typing import Any
 from sluice._base.errors import DataError
 from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.mechanism.base import Mechanism
+from sluice.mechanism.delta import delta_problem, records_of
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
@@ -90,6 +91,8 @@ def certificate_of(
     header, mechanism = contents.header, mechanism_of(contents.header)
     proved = spent.epsilon is not None
     warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
+    failure = delta_problem(header.delta, records=records_of(mechanism)) if proved else None
+    warnings += [failure] if failure else []
     return {
         "format": FORMAT,
         "status": "claimed only" if not proved else "experiment only" if header.noise == "seeded" else "guarantee",

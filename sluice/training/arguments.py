@@ -11,16 +11,21 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import solve_releases
-from sluice.mechanism.gates import ClippingBiasGate, Gate
+from sluice.gradients.costs import fixed_rows
+from sluice.mechanism.gates import Gate
 from sluice.mechanism.rates import exact_sample_rate
-from sluice.mechanism.scaling import Clip, GlobalScaling, ScalingRule
+from sluice.mechanism.scaling import Clip, ScalingRule
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.training.batches import Batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveArguments:
-    """What `make_private` is told about its mechanism, in the words of Opacus; it says what they mean."""
+    """What `make_private` is told about its mechanism, in the words of Opacus; it says what they mean.
+
+    ``loop_piece`` is the largest number of records over which a loop of the user's own takes a mean; 1 where it takes sums.
+    """
 
     data_loader: DataLoader[Any] | Dataset[Any]
     max_grad_norm: float
@@ -31,12 +36,13 @@ class SelectiveArguments:
     gate: Gate | None
     prior_releases: tuple[float, ...]
     expected_canaries: int = 0
+    loop_piece: int = 1
 
     def with_noise(self, noise_multiplier: float) -> SelectiveRelease:
         """The mechanism with this noise; without a planned end where neither releases nor epochs are given."""
         validate.positive(noise_multiplier=noise_multiplier)
         if self.releases is None and self.epochs is None:
-            return self._mechanism(1, noise_multiplier).open_ended(first_stage=self._per_epoch)
+            return self._mechanism(1, noise_multiplier).open_ended(first_stage=self.per_epoch)
         return self._mechanism(self._total, noise_multiplier)
 
     def with_epsilon(
@@ -66,33 +72,39 @@ class SelectiveArguments:
     @property
     def releases_per_pass(self) -> int | None:
         """After how many releases the loader ends; None with the last one."""
-        return self._per_epoch if self.releases is None else None
+        return self.per_epoch if self.releases is None else None
 
     @property
-    def _size(self) -> int:
+    def dataset_size(self) -> int:
         return Batches(self.data_loader).size + self.expected_canaries
 
     @property
-    def _rate(self) -> float:
-        return _sample_rate(self.sample_rate, self.data_loader, self._size)
+    def rate(self) -> float:
+        return _sample_rate(self.sample_rate, self.data_loader, self.dataset_size)
 
     @property
-    def _per_epoch(self) -> int:
-        return math.ceil(1 / self._rate)
+    def per_epoch(self) -> int:
+        return math.ceil(1 / self.rate)
 
     @property
     def _total(self) -> int:
-        return _total_releases(self.releases, self.epochs, self._per_epoch)
+        return _total_releases(self.releases, self.epochs, self.per_epoch)
 
     def _mechanism(self, releases: int, noise_multiplier: float | None) -> SelectiveRelease:
-        expected = self._rate * self._size
+        size, rate = self.dataset_size, self.rate
+        scaling = _scaling(self.scaling, self.max_grad_norm)
+        gate = self.gate and self.gate.for_batches_of(rate * size, small_norm=scaling.unclipped_norm)
+        candidate_rate = gate.candidate_rate(rate) if gate else rate
+        if isinstance(gate, ThinningGate):
+            rows = fixed_rows(candidate_rate * size, most=self.loop_piece)
+            gate = replace(gate, moved_records=max(gate.moved_records, rows))
         return SelectiveRelease(
-            sample_rate=self._rate,
-            expected_batch_size=expected,
-            scaling=_scaling(self.scaling, self.max_grad_norm),
+            sample_rate=candidate_rate,
+            expected_batch_size=rate * size,
+            scaling=scaling,
             noise_multiplier=noise_multiplier,
             releases=releases,
-            gate=_gate(self.gate, scaling=self.scaling, max_grad_norm=self.max_grad_norm, expected_batch_size=expected),
+            gate=gate,
             prior_releases=self.prior_releases,
         )
 
@@ -137,13 +149,3 @@ def _scaling(scaling: ScalingRule | None, max_grad_norm: float) -> ScalingRule:
             "or the same number twice."
         )
     return replace(scaling, max_grad_norm=max_grad_norm)
-
-
-def _gate(
-    gate: Gate | None, *, scaling: ScalingRule | None, max_grad_norm: float, expected_batch_size: float
-) -> Gate | None:
-    """A clipping-bias gate counts gradients above the scaling rule's bound, unless it says otherwise."""
-    if isinstance(gate, ClippingBiasGate):
-        bound = scaling.bound if isinstance(scaling, GlobalScaling) else max_grad_norm
-        return gate.for_batches_of(expected_batch_size, small_norm=bound)
-    return gate

@@ -30,6 +30,8 @@ class TrainingContext:
         before_update: called with what was published, before it changes weights or state: the journal's place.
         after_release: called when a release is applied.
         piece_size: this many records at most are read at once, but by `chunks`, which reads chunks.
+        observe_attempt: called with every attempt of a gate that `releases` makes, once it is decided: a study's place. It
+            must leave the run as it is.
         targets: see `split_pair`.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
     """
@@ -42,6 +44,7 @@ class TrainingContext:
     before_release: Callable[[int], None]
     before_update: Callable[[Mapping[str, Any]], None] = lambda published: None
     after_release: Callable[[], None] = lambda: None
+    observe_attempt: Callable[[Any], None] | None = None
     targets: tuple[str, ...] = TARGETS
     loop_batch: float = 0.0
 

@@ -22,6 +22,7 @@ from sluice.audit.result import AuditResult
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.mechanism.base import Mechanism
+from sluice.mechanism.delta import warn_of_delta
 from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
@@ -129,6 +130,7 @@ class PrivacyEngine:
             gate=gate,
             prior_releases=prior_releases,
             expected_canaries=canaries.expected if canaries else 0,
+            loop_piece=1 if loss_reduction == "sum" else max_physical_batch_size,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -185,6 +187,7 @@ class PrivacyEngine:
             gate=gate,
             prior_releases=prior_releases,
             expected_canaries=canaries.expected if canaries else 0,
+            loop_piece=1 if loss_reduction == "sum" else max_physical_batch_size,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -199,6 +202,7 @@ class PrivacyEngine:
             canaries=canaries,
         )
         mechanism = arguments.with_epsilon(target_epsilon, target_delta, noise_multiplier, accountant=self.accountant)
+        warn_of_delta(target_delta, mechanism)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
         return self.ordinary_loop(releases_per_pass=arguments.releases_per_pass)
 
@@ -252,6 +256,7 @@ class PrivacyEngine:
             ),
             before_update=self._keeping.before_update,
             after_release=self._keeping.after_release,
+            observe_attempt=options.observe_attempt,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
         if recorder is not None:
@@ -329,6 +334,7 @@ class PrivacyEngine:
         be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed_epsilon`.
         """
         self.mechanism.require_proof()
+        warn_of_delta(delta, self.mechanism)
         return self.get_claimed_epsilon(delta)
 
     def get_certified_epsilon(self, delta: float) -> float:
@@ -337,6 +343,7 @@ class PrivacyEngine:
         In a run without a planned end it is that of the stage that was reached (docs/accounting.md, section 12.1).
         """
         self.mechanism.require_proof()
+        warn_of_delta(delta, self.mechanism)
         return self.mechanism.epsilon_spent(self._running().spent, delta=delta, accountant=self.accountant)
 
     def get_claimed_epsilon(self, delta: float) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sluice._base import validate
+from sluice.gradients.costs import fixed_rows
 from sluice.gradients.loop import LoopCapture
 from sluice.randomness.model_state import ModelRandomness
 from sluice.training.batches import Batches, rows_in
@@ -54,6 +56,16 @@ class PrivateLoader:
         """
         return self._releases_per_pass
 
+    def set_piece_size(self, rows: int) -> int:
+        """Let at most so many records through the model at once, from the next batch on; the number before.
+
+        More than ``max_physical_batch_size`` has no effect: what rounding is charged for was computed for that many.
+        """
+        validate.positive_integer(rows=rows)
+        before, most = self._piece_size, self._executor.context.loop_rows
+        self._piece_size = fixed_rows(self._executor.expected_batch_size, most=min(rows, most)) if rows < most else most
+        return before
+
     @property
     def finished(self) -> bool:
         """Whether the last release has been made, by plan or by budget, so that no batch will come: public."""
@@ -63,6 +75,7 @@ class PrivateLoader:
         end = self._executor.released + self._releases_per_pass
         self._capture.attach()
         while not self._executor.done and self._executor.released < end:
+            self._capture.rows = self._piece_size
             indices = self._executor.noise.random_order(self._executor.draw())
             if len(indices) == 0:
                 self._executor.finish()  # an empty sample is legal: noise alone, and charged like any other

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -36,6 +37,7 @@ class TrainingOptions:
         targets: where a record of the data set is a dict, the entries that `PrivacyEngine.releases` gives to the loss; the
             others are the model's keywords.
         canaries: made-up records that are trained with the others, for `PrivacyEngine.audit`.
+        observe_attempt: called with each `ObservedAttempt` of selective release, which is sensitive: for studies alone.
     """
 
     loss_reduction: str = "mean"
@@ -49,6 +51,7 @@ class TrainingOptions:
     ledger_target: float | None = None
     targets: tuple[str, ...] = TARGETS
     canaries: Canaries | None = None
+    observe_attempt: Callable[[Any], None] | None = None
 
     def __post_init__(self) -> None:
         validate.one_of(("mean", "sum"), loss_reduction=self.loss_reduction)

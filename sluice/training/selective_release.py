@@ -7,15 +7,16 @@ Both ways of training end here. Only three things would have to cross workers, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from sluice._base.errors import SluiceError
+from sluice._base.errors import InputError, SluiceError
 from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
@@ -34,6 +35,26 @@ class AcceptedBatch:
     raw_metric: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObservedAttempt:
+    """An attempt that has just been decided, for a study of what a gate does. All of it is sensitive.
+
+    Attributes:
+        release: the number of the release that it is an attempt at.
+        indices: of its batch.
+        skipped: so many attempts before it were rejected without a look at any batch.
+        context: of the run, where studies find records, weights and losses.
+    """
+
+    release: int
+    indices: Tensor
+    skipped: int
+    accepted: bool
+    mechanism: SelectiveRelease
+    context: TrainingContext
+    loss: Loss
+
+
 class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     """Makes the releases of selective release, or of plain DP-SGD, one attempt at a time.
 
@@ -41,8 +62,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
 
     | stage | where |
     |---|---|
-    | draw the gate's noise, then a batch | `draw` |
-    | measure a chunk, decide whether it still may pass, add it to the sum | `absorb` |
+    | draw the gate's noise, then a batch, and coins for its records where the gate thins it | `draw` |
+    | measure a chunk, decide whether it still may pass, add it, or those of it that are kept, to the sum | `absorb` |
     | log the release | `Executor.commit` |
     | add noise | `publish` |
     | update the weights, keep the next reference | `update` |
@@ -53,7 +74,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         Each update applied is one release as `SelectiveReleaseDpEvent` (or the plain sampled Gaussian, without
         a gate) defines it: a Poisson sample at ``mechanism.sample_rate``, accepted by the gate, its scaled sum with
         noise of ``noise_multiplier`` times the rule's sensitivity, divided by a public constant. No more than
-        ``mechanism.releases`` are made. A rejected attempt changes nothing but ``trace`` and the noise source; one that
+        ``mechanism.releases`` are made. Where the gate thins batches, a record is kept by a coin of its own, drawn before it is
+        measured; coins belong to places in the batch, so they do not depend on how it is cut into chunks. A rejected attempt changes nothing but ``trace`` and the noise source; one that
         was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
     """
 
@@ -66,17 +88,28 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
         self._attempt: Attempt | None = None
         self._raw_sum: RawSum | None = None
+        self._coins: Tensor | None = None
         self._rejected = False
         self._attempts_used = 0
         self._measured = 0
 
     @property
     def expected_batch_size(self) -> float:
-        return self.mechanism.expected_batch_size
+        return self.mechanism.expected_candidates
 
     @property
     def still_possible(self) -> bool:
         return not self._rejected
+
+    def serve_loop(self) -> None:
+        super().serve_loop()
+        gate, context = self.mechanism.gate, self.context
+        rows = 1 if context.gradients.sums_losses else context.loop_rows
+        if isinstance(gate, ThinningGate) and gate.moved_records < rows:
+            raise InputError(
+                f"gate.moved_records={gate.moved_records} is not allowed in a loop of your own over a mean loss, where rounding "
+                f"may move the norms of {rows} records: make_private fills it in; or set it, use a sum, or engine.releases."
+            )
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
         while not self._attempt_passes(loss):
@@ -84,20 +117,38 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return self._draft()
 
     def _attempt_passes(self, loss: Loss) -> bool:
+        indices = self.draw()
         # `map` holds no chunk while the next one is made.
-        return all(map(self.absorb, self.context.chunks(self.draw(), loss))) and self._is_accepted()
+        passes = all(map(self.absorb, self.context.chunks(indices, loss))) and self._is_accepted()
+        if self.context.observe_attempt is not None:
+            self.context.observe_attempt(self._observed(indices, loss, accepted=passes))
+        return passes
+
+    def _observed(self, indices: Tensor, loss: Loss, *, accepted: bool) -> ObservedAttempt:
+        return ObservedAttempt(
+            release=self.spent + 1,
+            indices=indices,
+            skipped=0 if self._attempt is None else self._attempt.count - 1,
+            accepted=accepted,
+            mechanism=self.mechanism,
+            context=replace(self.context, observe_attempt=None),
+            loss=loss,
+        )
 
     def draw(self) -> Tensor:
         self.require_more()
         self._forget()
         self._draw_gate_noise()
-        return self._sampler.sample()
+        indices = self._sampler.sample()
+        if self.mechanism.gate is not None and self.mechanism.gate.thins:
+            self._coins = self.noise.uniform((len(indices),))
+        return indices
 
     def absorb(self, chunk: Chunk) -> bool:
         norms = self._measure(chunk)
         if self._attempt is not None and not self._attempt.add(norms):
             return self._is_accepted()
-        self._add_to_sum(chunk, self.mechanism.scaling(norms))
+        self._add_to_sum(chunk, self._weights(norms))
         return True
 
     def finish(self) -> bool:
@@ -105,6 +156,17 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
             return False
         self.commit(self._draft())
         return True
+
+    def candidate(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
+        """The gradient that a release of this batch would publish, whatever a gate says of it.
+
+        Guarantee:
+            Sensitive: nothing is charged for it. For studies of what a gate does, with a noise source of their own.
+        """
+        raw_sum = self.context.raw_sum()
+        for chunk in self.context.chunks(indices, loss):
+            raw_sum.add(chunk, self.mechanism.scaling(chunk.norms))
+        return self._with_noise(raw_sum.tensors())
 
     def publish(self, content: AcceptedBatch) -> dict[str, Any]:
         gradient = self._with_noise(content.raw_sum)
@@ -130,6 +192,15 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     def _measure(self, chunk: Chunk) -> Tensor:
         self._measured += len(chunk)
         return chunk.norms
+
+    def _weights(self, norms: Tensor) -> Tensor:
+        """With which weight each record of a chunk counts: 0 for those that a thinning gate leaves out."""
+        weights, gate = self.mechanism.scaling(norms), self.mechanism.gate
+        if self._coins is None or gate is None:
+            return weights
+        coins, self._coins = self._coins[: len(norms)], self._coins[len(norms) :]
+        kept = coins < gate.keep_probability(norms, sample_rate=self.mechanism.sample_rate)
+        return weights.masked_fill(~kept.to(weights.device), 0.0)
 
     def _is_accepted(self) -> bool:
         """Whether the attempt passes, all of its batch being measured; a rejection is counted, once."""
@@ -186,6 +257,5 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
 
     def _forget(self) -> None:
-        self._attempt = None
-        self._raw_sum = None
+        self._attempt = self._raw_sum = self._coins = None
         self._rejected = False

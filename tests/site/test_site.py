@@ -26,6 +26,7 @@ def test_the_site_builds_loads_nothing_from_elsewhere_and_shows_every_public_nam
     reference = (site / "api.html").read_text("utf-8")
     assert [name for name in sluice.__all__ if name != "__version__" and f".{name}" not in reference] == []
     assert "max_physical_batch_size" in reference
+    assert (site / "accounting.html").read_text("utf-8").count("<math") > 20
 
 
 def built(folder: Path) -> Path:

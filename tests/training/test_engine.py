@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ from sluice._base.errors import DataError, InputError, SluiceError
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
+from sluice.randomness.noise import SeededNoise
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import spending
 from sluice.training.selective_release import GaveUpError
 
 RECORDS = 120
 GATE = ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, small_norm=0.2)
+THINNING = ThinningGate(strength=2.0, small_norm=0.2, large_norm=2.0)
 
 
 def blobs(records: int = RECORDS) -> TensorDataset:
@@ -97,7 +101,11 @@ def _closed() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("gate", [None, GATE, CoinGate(probability=0.4)], ids=["none", "bias", "coin"])
+@pytest.mark.parametrize(
+    "gate",
+    [None, GATE, CoinGate(probability=0.4), THINNING, replace(THINNING, strength=-2.0)],
+    ids=["none", "bias", "coin", "thinning", "thickening"],
+)
 def test_both_ways_of_training_give_the_same_weights(optimizer, gate):
     loop = Run(optimizer=optimizer, gate=gate, max_physical_batch_size=16).loop()
     fast = Run(optimizer=optimizer, gate=gate, max_physical_batch_size=16).fast()
@@ -106,8 +114,9 @@ def test_both_ways_of_training_give_the_same_weights(optimizer, gate):
     assert not torch.allclose(loop.weights(), torch.cat([p.detach().flatten() for p in small_model().parameters()]))
 
 
-def test_the_size_of_the_pieces_changes_nothing():
-    weights = [Run(gate=GATE, max_physical_batch_size=size).loop().weights() for size in (1, 7, 256)]
+@pytest.mark.parametrize("gate", [GATE, THINNING], ids=["bias", "thinning"])
+def test_the_size_of_the_pieces_changes_nothing(gate):
+    weights = [Run(gate=gate, max_physical_batch_size=size).loop().weights() for size in (1, 7, 256)]
     assert torch.allclose(weights[0], weights[2], atol=1e-5)
     assert torch.allclose(weights[1], weights[2], atol=1e-5)
 
@@ -125,6 +134,30 @@ def test_one_step_is_the_clipped_sum_plus_noise_over_the_expected_size():
             slot += g * min(1.0, 0.05 / norm.item())
     for p, start, slot in zip(run.model.parameters(), before.parameters(), total, strict=True):
         assert torch.allclose(p, start - 0.5 * slot / RECORDS, atol=1e-6)
+
+
+def test_a_thinned_step_is_the_sum_over_those_whose_coins_let_them():
+    """Against a plain implementation, which draws the same coins: nearly every record a candidate, nearly no noise."""
+    rate = 1 - 2.0**-20
+    run = Run(sample_rate=rate, noise_multiplier=1e-6, releases=1, gate=THINNING)
+    before = copy.deepcopy(run.model)
+    run.loop()
+    noise = SeededNoise(11)
+    candidates = noise.bernoulli(RECORDS, rate).nonzero().flatten()
+    coins = noise.uniform((len(candidates),))
+    total = [torch.zeros_like(p) for p in before.parameters()]
+    kept = 0
+    for record, coin in zip(noise.random_order(candidates), coins, strict=True):
+        x, y = blobs()[int(record)]
+        gradients = torch.autograd.grad(F.cross_entropy(before(x[None]), y[None]), list(before.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+        if coin < THINNING.keep_probability(norm[None], sample_rate=rate)[0]:
+            kept += 1
+            for slot, g in zip(total, gradients, strict=True):
+                slot += g * min(1.0, 1.0 / norm.item())
+    assert 0 < kept <= RECORDS
+    for p, start, slot in zip(run.model.parameters(), before.parameters(), total, strict=True):
+        assert torch.allclose(p, start - 0.5 * slot / (rate * RECORDS), atol=1e-4)
 
 
 def snapshot(run: Run) -> dict:

@@ -13,7 +13,7 @@ from sluice._base.errors import InputError
 from sluice.experiments.run import Progress
 from sluice.experiments.tables.accuracy_cells import PlannedCell
 from sluice.experiments.tables.accuracy_results import result_path, store_result
-from sluice.experiments.tables.accuracy_run import Conditions, Outcome, run_cell
+from sluice.experiments.tables.accuracy_run import Conditions, Outcome, Watch, run_cell
 
 BACKENDS = ("loky", "dask", "ray")
 
@@ -26,6 +26,7 @@ def run_cells(
     backend: str = "loky",
     scheduler: str | None = None,
     report: Callable[[PlannedCell, Progress], None] | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Outcome]:
     """What becomes of each cell, in the order in which they end; every job stores its own result.
 
@@ -34,18 +35,19 @@ def run_cells(
         backend: "loky" is processes of this machine.
         scheduler: address of a Dask or Ray cluster; None starts a Dask cluster on this machine.
         report: called after every release, where cells are run one by one in this process.
+        watch: makes what watches a cell's run, and adds to its result.
     """
     check_jobs(jobs=jobs, backend=backend, scheduler=scheduler)
     if not cells:
         return
     if backend == "loky" and jobs in (None, 1):
         for planned in cells:
-            yield run_cell(planned, conditions, _bound(report, planned))
+            yield run_cell(planned, conditions, _bound(report, planned), watch)
         return
     with _BACKENDS[backend](jobs, scheduler) as (count, options):
         # Cells are long, so they are handed out one by one; each result comes back when it is there.
         parallel = Parallel(n_jobs=count, batch_size=1, pre_dispatch="all", **options)
-        for outcome in parallel(delayed(run_cell)(planned, conditions) for planned in cells):
+        for outcome in parallel(delayed(run_cell)(planned, conditions, watch=watch) for planned in cells):
             if outcome.result is not None and not result_path(conditions.results, outcome.cell).exists():
                 store_result(conditions.results, outcome.cell, outcome.result)  # the worker has a disk of its own
             yield outcome
