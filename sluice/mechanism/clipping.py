@@ -66,14 +66,14 @@ class Schedule(Encoded):
 
     def counts(self, releases: int) -> Iterator[tuple[float, int]]:
         """Factors, and for how many of the first so many releases each holds; neighbours are not alike."""
-        left = releases
-        for factor, group in itertools.groupby(self.factors):
-            held = min(left, self.every * len(list(group)))
-            left -= held
+        stretches = [(factor, len(list(group))) for factor, group in itertools.groupby(self.factors)]
+        begun = 0
+        for place, (factor, length) in enumerate(stretches):
+            is_last = place == len(stretches) - 1
+            held = releases - begun if is_last else min(releases - begun, self.every * length)
+            begun += held
             if held:
                 yield factor, held
-        if left:
-            yield self.factors[-1], left
 
 
 #: What holds where no schedule is given.

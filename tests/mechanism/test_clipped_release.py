@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -39,6 +40,8 @@ def test_counts_are_how_often_each_factor_holds(factors, every, releases):
     schedule = Schedule(factors=tuple(factors), every=every)
     spread = [factor for factor, count in schedule.counts(releases) for _ in range(count)]
     assert spread == [schedule.at(turn) for turn in range(releases)]
+    found = [factor for factor, _ in schedule.counts(releases)]
+    assert all(first != second for first, second in itertools.pairwise(found))
 
 
 def test_an_exponential_schedule():

@@ -10,13 +10,14 @@ from torch.utils.data import DataLoader, default_collate
 from sluice._base.errors import InputError
 from sluice.gradients.trees import tensors_in
 
+#: So many records of each batch are put together alone as well.
+_TRIED = 8
+
 
 class Alone:
-    """A collate function, checked with every batch: what it makes of the first record must not depend on the others.
+    """A collate function, checked with every batch: a record must have the same shape in company as alone.
 
-    Guarantee:
-        Where shapes depend on the company, as with padding to the longest of a batch, the batch is refused. A function that
-        mixes values and keeps shapes is not noticed.
+    The first records of each batch are tried. A function that mixes values and keeps shapes is not noticed.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
@@ -24,9 +25,8 @@ class Alone:
 
     def __call__(self, records: list[Any]) -> Any:
         batch = self._collate(records)
-        together = [tuple(tensor.shape[1:]) for tensor in tensors_in(batch)]
-        alone = [tuple(tensor.shape[1:]) for tensor in tensors_in(self._collate(records[:1]))]
-        if together != alone:
+        together = _shapes(batch)
+        if any(_shapes(self._collate([record])) != together for record in records[:_TRIED]):
             raise InputError(
                 "collate_fn pads records to the longest of their batch, or shapes them by their company in another way. A "
                 "record's gradient would then depend on which others were drawn, which no noise covers. Give all records one "
@@ -34,6 +34,10 @@ class Alone:
                 "cut what is longer."
             )
         return batch
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape[1:]) for tensor in tensors_in(batch)]
 
 
 def checked(source: DataLoader[Any]) -> DataLoader[Any]:
