@@ -209,7 +209,8 @@ def record_losses(model: nn.Module, outputs: Any, labels: Any) -> Tensor:
 
     Tokens that are labelled -100 do not count, and a record is the mean over its own tokens.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = model
+    base = base.get_base_model() if hasattr(base, "get_base_model") else base
     if isinstance(labels, dict):
         return _span_losses(outputs, labels)
     kind, logits = _kind(base), outputs["logits"]
