@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: test demo docs test-slow lint types unit format setup clean
+.PHONY: test demo docs test-slow test-integrations lint types unit format setup clean
 
 test: lint types unit
 
@@ -31,6 +31,12 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+# The libraries that Sluice trains inside of are heavy, so they have an environment of their own.
+test-integrations:
+	test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[integrations]' pytest
+	.venv-integrations/bin/python -m pytest tests/integrations
+
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
@@ -43,4 +49,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-integrations .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from sluice.integrations import Privacy
 from sluice.integrations.lightning import fit
-from sluice.integrations.privacy import Privacy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--quick", action="store_true", help="20 releases instead of 200")

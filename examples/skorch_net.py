@@ -10,7 +10,7 @@ import torch
 from skorch.callbacks import Callback
 from torch import nn
 
-from sluice.integrations.privacy import Privacy
+from sluice.integrations import Privacy
 from sluice.integrations.skorch import PrivateClassifier
 
 parser = argparse.ArgumentParser()

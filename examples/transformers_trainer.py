@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import BertConfig, BertForSequenceClassification, TrainerCallback, TrainingArguments
 
-from sluice.integrations.privacy import Privacy
+from sluice.integrations import Privacy
 from sluice.integrations.transformers import PrivateTrainer
 
 parser = argparse.ArgumentParser()

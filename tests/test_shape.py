@@ -20,8 +20,7 @@ MODULES = {file.relative_to(ROOT): file.read_text("utf-8") for file in sorted(RO
 #: Each may import what stands before it, and nothing else: neither lazily nor for types.
 ROOMS = (
     *("_base", "accounting", "mechanism", "planner", "randomness", "gradients", "runs", "audit", "training", "methods"),
-    "compat",
-    *("data", "features", "models", "attacks", "experiments", "cli"),
+    *("compat", "integrations", "data", "features", "models", "attacks", "experiments", "cli"),
 )
 
 MOST_LINES = 450

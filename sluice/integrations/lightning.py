@@ -125,6 +125,7 @@ class _Run(Callback):  # type: ignore[misc]
             batch_size=self._batch_size,
             releases=self._releases,
             ledger=self._ledger,
+            loop_of_its_own=True,
         )
         self.engine = engine = self._privacy.engine(self._data, plan)
         _, self._optimizer, self._loader = _loop(engine)
@@ -177,7 +178,8 @@ def _loop(engine: PrivacyEngine) -> tuple[nn.Module, PrivateOptimizer, PrivateLo
 def _network(module: LightningModule) -> nn.Module:
     trained = {p for p in module.parameters() if p.requires_grad}
     holders = [part for part in module.children() if trained <= set(part.parameters())]
-    return holders[0] if len(holders) == 1 else module
+    chosen: nn.Module = holders[0] if len(holders) == 1 else module
+    return chosen
 
 
 @contextmanager

@@ -71,6 +71,7 @@ class Privacy:
             scaling=self.scaling,
             gate=self.gate,
             prior_releases=(),
+            loop_piece=self.max_physical_batch_size if plan.loop_of_its_own else 1,
         )
         if self.target_epsilon is not None:
             mechanism = arguments.with_epsilon(self.target_epsilon, self.delta, None, accountant=self.accountant)
@@ -100,6 +101,7 @@ class Plan:
         batch_size: how many records a batch has on average.
         releases: how many steps the trainer makes.
         ledger, targets: as in `TrainingOptions`.
+        loop_of_its_own: whether the trainer takes means over pieces of batches, in `PrivacyEngine.ordinary_loop`.
     """
 
     module: nn.Module
@@ -108,6 +110,7 @@ class Plan:
     releases: int
     ledger: Path | None = None
     targets: tuple[str, ...] = TARGETS
+    loop_of_its_own: bool = False
 
 
 def refuse_settings(settings: Any, refused: dict[str, tuple[Any, str]]) -> None:

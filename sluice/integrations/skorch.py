@@ -91,7 +91,9 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
         if folder is not None:
             if (folder / "state").exists():
                 engine.load(folder / "state")
-            engine.keep_in(folder / "state")
+            engine.keep_in(
+                folder / "state", every=None if engine.noise.secure else 1
+            )  # a seed has to be kept with its place
         return engine
 
     def _record_loss(self, output: Any, y: Any) -> Tensor:

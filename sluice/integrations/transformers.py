@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import get_last_checkpoint
 
 from sluice._base.errors import InputError
@@ -208,16 +209,31 @@ def record_losses(model: nn.Module, outputs: Any, labels: Any) -> Tensor:
 
     Tokens that are labelled -100 do not count, and a record is the mean over its own tokens.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kind = getattr(base, "loss_type", None) or ""
+    base: Any = model
+    base = base.get_base_model() if hasattr(base, "get_base_model") else base
     if isinstance(labels, dict):
         return _span_losses(outputs, labels)
-    logits: Tensor = outputs["logits"]
-    if kind == "ForCausalLM":
+    kind, logits = _kind(base), outputs["logits"]
+    if kind == "causal":
         return _token_losses(logits[:, :-1], labels[:, 1:])
-    if logits.dim() == 3 and not labels.is_floating_point():
+    if kind == "tokens":
         return _token_losses(logits, labels)
     return _class_losses(logits, labels, problem=_problem(base, labels))
+
+
+def _kind(model: nn.Module) -> str:
+    """What the model's labels are about."""
+    name, kind = type(model).__name__, getattr(model, "loss_type", None)
+    if kind in ("ForSequenceClassification", "ForImageClassification"):
+        return "classes"
+    if kind == "ForCausalLM" or (kind is None and name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        return "causal"
+    if kind in ("ForMaskedLM", "ForTokenClassification") or getattr(model.config, "is_encoder_decoder", False):
+        return "tokens"
+    raise InputError(
+        f"{name} has a loss that is not known here. Pass compute_loss_func=loss with loss(outputs, labels) to the trainer: "
+        "the mean over records."
+    )
 
 
 def _problem(model: nn.Module, labels: Tensor) -> str:

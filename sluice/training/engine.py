@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
 from sluice._base import validate
@@ -112,8 +113,7 @@ class PrivacyEngine:
             releases: how many updates to release. Or:
             epochs: as many as make this many passes over the data on average; the loader then ends after each. If neither is
                 given the run has no planned end, and stopping it by what was released is charged for (`get_certified_epsilon`).
-            sample_rate: probability with which a record is in a batch. None takes the loader's batch size over the
-                number of records, exactly.
+            sample_rate: with which probability a record is in a batch. None: the loader's batch size over their number.
             scaling: from norms to weights; None clips at ``max_grad_norm``. Its own ``max_grad_norm`` must agree.
             gate: which attempts are released; None releases all: plain DP-SGD.
             prior_releases: noise multipliers of Gaussian releases already made from the same records.
@@ -226,15 +226,14 @@ class PrivacyEngine:
         mechanism.require_complete()
         options = options or TrainingOptions()
         self._module = module
-        if options.ema_decay is not None:
-            self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay))
+        self._average = options.average_of(module)
         self.auditing = Auditing(options.canaries, mechanism, module, optimizer, data_loader)
         module, data_loader = self.auditing.module, self.auditing.data
         self._updater = WeightUpdater(
             module=module,
             optimizer=optimizer,
             lr_scheduler=options.lr_scheduler,
-            after_release=self._update_average,
+            after_release=None if self._average is None else partial(self._average.update_parameters, self._module),
             observe=self.auditing.observe,
         )
         gradients = PerSampleGradients(
@@ -383,11 +382,7 @@ class PrivacyEngine:
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
-        """Continue from `state_dict`, on an engine that was set up with the same arguments.
-
-        Args:
-            lost: how many releases are charged beside those that the state contains, because they are gone.
-        """
+        """Continue from `state_dict`, on an engine set up with the same arguments; ``lost`` more are charged and gone."""
         charged = self._running().unrepeatable
         self._state.restore(state)
         self._continue(charged=charged, lost=lost)
@@ -446,10 +441,6 @@ class PrivacyEngine:
         self._keeping.close()
         if self._recorder is not None:
             self._recorder.close()
-
-    def _update_average(self) -> None:
-        if self._average is not None:
-            self._average.update_parameters(self._module)
 
     def _running(self) -> Executor[Any]:
         if self._executor is None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -60,6 +62,12 @@ class TrainingOptions:
             raise InputError(f"targets={self.targets!r} is not allowed: give a tuple of names, such as ('labels',).")
         if self.ema_decay is not None:
             validate.open_fraction(ema_decay=self.ema_decay)
+
+    def average_of(self, module: nn.Module) -> AveragedModel | None:
+        """The running average of the module's weights, if one is kept."""
+        if self.ema_decay is None:
+            return None
+        return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(self.ema_decay))
 
     def recorder(self, mechanism: Mechanism, *, secure: bool, accountant: str) -> LedgerRecorder | None:
         """What writes releases to the ledger; None where no ledger is kept."""
