@@ -19,16 +19,19 @@ Kind = TypeVar("Kind", bound=Optimizer)
 def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
     """What applies releases to the model's weights; schedules advance with each release."""
     parameters = model.parameters()
+    given = {"lr": settings.lr} | ({} if settings.weight_decay is None else {"weight_decay": settings.weight_decay})
     if settings.optimizer == "sgd":
-        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(parameters, lr=settings.lr, momentum=settings.momentum)
+        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(parameters, momentum=settings.momentum, **given)
     elif settings.optimizer == "adam":
-        optimizer = _uncompiled(torch.optim.Adam)(parameters, lr=settings.lr)
+        optimizer = _uncompiled(torch.optim.Adam)(parameters, **given)
     else:
-        optimizer = _uncompiled(torch.optim.AdamW)(parameters, lr=settings.lr)
+        optimizer = _uncompiled(torch.optim.AdamW)(parameters, **given)
     if settings.lr_schedule == "constant":
         return optimizer, None
     if settings.lr_schedule == "linear":
         return optimizer, LambdaLR(optimizer, lambda step: max(0.0, 1 - step / settings.releases))
+    if settings.lr_schedule == "step":
+        return optimizer, LambdaLR(optimizer, lambda step: 1.0 if 2 * step < settings.releases else 0.1)
     return optimizer, CosineAnnealingLR(optimizer, settings.releases)
 
 
