@@ -13,19 +13,25 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 if TYPE_CHECKING:
     from sluice.experiments.settings import TrainSettings
 
+#: PyTorch's own.
+_ADAMW_DECAY = 0.01
+
 Kind = TypeVar("Kind", bound=Optimizer)
 
 
 def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
     """What applies releases to the model's weights; schedules advance with each release."""
-    parameters = model.parameters()
-    given = {"lr": settings.lr} | ({} if settings.weight_decay is None else {"weight_decay": settings.weight_decay})
+    parameters, lr, decay = model.parameters(), settings.lr, settings.weight_decay
     if settings.optimizer == "sgd":
-        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(parameters, momentum=settings.momentum, **given)
+        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(
+            parameters, lr=lr, momentum=settings.momentum, weight_decay=decay or 0.0
+        )
     elif settings.optimizer == "adam":
-        optimizer = _uncompiled(torch.optim.Adam)(parameters, **given)
+        optimizer = _uncompiled(torch.optim.Adam)(parameters, lr=lr, weight_decay=decay or 0.0)
     else:
-        optimizer = _uncompiled(torch.optim.AdamW)(parameters, **given)
+        optimizer = _uncompiled(torch.optim.AdamW)(
+            parameters, lr=lr, weight_decay=_ADAMW_DECAY if decay is None else decay
+        )
     if settings.lr_schedule == "constant":
         return optimizer, None
     if settings.lr_schedule == "linear":

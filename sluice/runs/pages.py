@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -57,10 +57,12 @@ def sections(certificate: Mapping[str, Any], audit: Mapping[str, Any] | None = N
     ]
 
 
-def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> str:
+def markdown_page(
+    certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None, spent_again: str | None = None
+) -> str:
     """The page in Markdown, with the plot as ``epsilon.svg`` beside it."""
     parts = [f"# {TITLE}", f"**{_markdown(headline(certificate))}**"]
-    parts += [f"> **{_markdown(warning)}**" for warning in certificate["warnings"]]
+    parts += [f"> **{_markdown(warning)}**" for warning in _warnings(certificate, spent_again)]
     for section in sections(certificate, audit):
         parts.append(f"## {section.title}")
         parts += [_markdown(paragraph) for paragraph in section.paragraphs]
@@ -74,26 +76,46 @@ def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | 
     return "\n\n".join(parts) + "\n"
 
 
-def html_page(certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None) -> str:
+def html_page(
+    certificate: Mapping[str, Any],
+    *,
+    plot: str,
+    audit: Mapping[str, Any] | None = None,
+    spent_again: str | None = None,
+) -> str:
     """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
     body = [f"<h1>{TITLE}</h1>", f'<p class="headline">{escape(headline(certificate))}</p>']
-    body += [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
+    body += [f'<p class="warning">{escape(warning)}</p>' for warning in _warnings(certificate, spent_again)]
     for section in sections(certificate, audit):
-        body.append(f"<section><h2>{escape(section.title)}</h2>")
-        body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
-        if section.rows:
-            rows = "".join(
-                f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in section.rows
-            )
-            body.append(f"<table>{rows}</table>")
-        if section.items:
-            body.append(f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in section.items)}</ul>")
-        if section.plot:
-            body.append(f'<figure role="img" aria-label="Epsilon over released updates">{_inline(plot)}</figure>')
-        body.append("</section>")
+        body += html_section(section, plots={"Epsilon over released updates": plot} if section.plot else {})
+    return html_document(TITLE, body)
+
+
+def _warnings(certificate: Mapping[str, Any], spent_again: str | None) -> list[str]:
+    return [*certificate["warnings"], *([spent_again] if spent_again else [])]
+
+
+def html_section(section: Section, *, plots: Mapping[str, str]) -> list[str]:
+    """A section with SVG plots, by what they show, inside."""
+    body = [f"<section><h2>{escape(section.title)}</h2>"]
+    body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
+    if section.rows:
+        rows = "".join(
+            f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in section.rows
+        )
+        body.append(f"<table>{rows}</table>")
+    if section.items:
+        body.append(f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in section.items)}</ul>")
+    for shows, plot in plots.items():
+        body.append(f'<figure role="img" aria-label="{escape(shows)}">{_inline(plot)}</figure>')
+    return [*body, "</section>"]
+
+
+def html_document(title: str, body: Sequence[str]) -> str:
+    """A whole page. It loads nothing from anywhere and runs no script."""
     content = "\n".join(body)
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{TITLE}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width">\n<style>{_STYLE}</style>\n</head>\n'
         f"<body>\n{content}\n</body>\n</html>\n"
     )
@@ -200,7 +222,7 @@ def _mechanism(certificate: Mapping[str, Any]) -> Section:
 def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
     if audit is None:
         return []
-    where = "a rehearsal of this run on stand-in records" if audit["result"]["rehearsal"] else "this run itself"
+    where = "a rehearsal of this run" if audit["result"]["rehearsal"] else "this run itself"
     return [
         Section(
             title="How it was audited",
@@ -210,6 +232,7 @@ def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
                 "guarantee above is.",
             ),
             rows=tuple((str(name), str(value)) for name, value in audit["summary"]),
+            items=tuple(str(note) for note in audit["result"]["notes"]),
         )
     ]
 
