@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from sluice._base.errors import InputError
 from sluice.audit.bounds import clopper_pearson, gaussian_fit, trials_p_value
@@ -97,16 +98,38 @@ class Trials:
         )
 
     def _threshold(self, method: str) -> float:
-        """The one that gives the best bound on the trials that choose it; where none gives any, the most right guesses."""
+        """The one that promises the best bound, by the trials that choose it."""
         order = np.sort(self.scores[self.choosing])
         between = (order[1:] + order[:-1]) / 2
         candidates = between[np.unique(np.linspace(0, len(between) - 1, _CANDIDATES).astype(int))]
+        expected = self._expected_if_normal if method == "gaussian-fit" else self._counts_of_choosing
 
         def worth(threshold: float) -> tuple[float, int]:
-            counts = self._counts(threshold, choosing=True)
+            counts = expected(threshold)
+            # Where none promises any, the one with the most right guesses.
             return self._value(method, counts), counts["hits"] - counts["alarms"]
 
         return float(max(candidates, key=worth))
+
+    def _counts_of_choosing(self, threshold: float) -> dict[str, int]:
+        return self._counts(threshold, choosing=True)
+
+    def _expected_if_normal(self, threshold: float) -> dict[str, int]:
+        """Counts, had scores the normal laws that are fitted to them: where few lie, in the tails, chance would choose."""
+        counted = self.members[~self.choosing]
+        inside, outside = (self._share_above(threshold, members) for members in (True, False))
+        with_canary, without = int(counted.sum()), int((~counted).sum())
+        return {
+            "hits": round(inside * with_canary),
+            "with_canary": with_canary,
+            "alarms": round(outside * without),
+            "without": without,
+        }
+
+    def _share_above(self, threshold: float, members: bool) -> float:
+        scores = self.scores[self.choosing & (self.members == members)]
+        spread = max(float(scores.std()), 1e-300)
+        return float(scipy.special.ndtr((float(scores.mean()) - threshold) / spread))
 
     def _value(self, method: str, counts: Mapping[str, int]) -> float:
         return BOUNDS[method](**counts, delta=self.delta, confidence=self.confidence)
