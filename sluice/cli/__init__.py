@@ -28,7 +28,7 @@ EXAMPLES = (
     "sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 1000 --delta 1e-5",
     "sluice reproduce q-sup",
     "sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3",
-    "sluice attack lira --dataset digits",
+    "sluice attack --dataset digits --attacks loss,lira",
     "sluice features list",
     "sluice data verify",
     "sluice bench gradients",
@@ -66,7 +66,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(features.app, name="features")
 app.add_typer(bench.app, name="bench")
 app.add_typer(audit.app, name="audit")
-app.add_typer(attack.app, name="attack")
+app.command()(attack.attack)
 app.command()(train.train)
 app.command()(methods.methods)
 app.command()(runs.verify)
