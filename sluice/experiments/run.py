@@ -288,7 +288,8 @@ class Training:
         with self._published_model() as model:
             publication.publish_model(self._encoded(model), ledger)
         if self._canaries is not None:
-            write_audit(folder, self.engine.audit(delta=self.settings.delta))
+            found = self.engine.auditing.evidence(delta=self.settings.delta, accountant=self.engine.accountant)
+            write_audit(folder, found)
         publication.publish_certificate()
         return result_of(folder, notes=tuple(self._notes))
 

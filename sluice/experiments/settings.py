@@ -64,8 +64,14 @@ class TrainSettings:
     optimizer: str = _setting("sgd", OPTIMISATION, "What applies releases", choices=("sgd", "adam", "adamw"))
     lr: float = _setting(0.5, OPTIMISATION, "Learning rate.")
     momentum: float = _setting(0.9, OPTIMISATION, "Of sgd.")
+    weight_decay: float | None = _setting(
+        None, OPTIMISATION, "Of the optimizer; if not given, what PyTorch does by default.", **codec.ADDED_IF_GIVEN
+    )
     lr_schedule: str = _setting(
-        "constant", OPTIMISATION, "Learning rate over the releases", choices=("constant", "linear", "cosine")
+        "constant",
+        OPTIMISATION,
+        "Learning rate over the releases (step: a tenth in the second half)",
+        choices=("constant", "linear", "cosine", "step"),
     )
     max_grad_norm: float = _setting(1.0, GATE, "Maximum norm of a record's weighted gradient [C].")
     scaling: str = _setting("global", GATE, "From gradient norms to weights", choices=("clip", "global", "normalise"))
@@ -161,6 +167,8 @@ class TrainSettings:
                 validate.positive(**{name: getattr(self, name)})
         if self.reference_noise is not None:
             validate.positive_or_infinite(reference_noise=self.reference_noise)
+        if self.weight_decay is not None:
+            validate.non_negative(weight_decay=self.weight_decay)
         if self.max_attempts is not None:
             validate.positive_integer(max_attempts=self.max_attempts)
         if self.classes is not None:
@@ -207,7 +215,7 @@ class TrainSettings:
         if self.shrinkage is not None and not self.noise_of_weights_is_known:
             raise InputError(
                 f"shrinkage={self.shrinkage} is not allowed here: the noise in each weight is only known for softmax and "
-                "weighted-words with sgd, a constant learning rate, no average, and methods that sample each record alike."
+                "weighted-words with sgd, a constant learning rate, no average or weight decay, and methods that sample each record alike."
             )
         object.__setattr__(self, "options", asdict(self.own_options))
 
@@ -228,7 +236,7 @@ class TrainSettings:
         """Whether the noise that training leaves in each weight is one public number."""
         return (
             self.model in ("softmax", "weighted-words")
-            and (self.optimizer, self.lr_schedule, self.ema_decay) == ("sgd", "constant", 0.0)
+            and (self.optimizer, self.lr_schedule, self.ema_decay, self.weight_decay) == ("sgd", "constant", 0.0, None)
             and method_of(self.method).is_selective
         )
 

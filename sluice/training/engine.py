@@ -356,9 +356,9 @@ class PrivacyEngine:
             claimed_epsilon: what is put to the test; None takes what this run's own accountant says.
         """
         self._running()
-        return self.auditing.result(
+        return self.auditing.evidence(
             delta=delta, confidence=confidence, claimed_epsilon=claimed_epsilon, accountant=self.accountant
-        )
+        ).result
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:

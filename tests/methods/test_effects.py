@@ -57,6 +57,7 @@ CHANGES: dict[str, Any] = {
     "shrinkage": 0.5,
     "strength": 2.0,
     "tempering": 2.0,
+    "weight_decay": 0.1,
 }
 # What these change is neither promised nor trained: the report, or how often it is looked at.
 OTHERS = {"dataset", "classes", "method", "accountant", "evaluate_every", "options"}
