@@ -26,13 +26,13 @@ from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
-from sluice.runs.checkpoint import save_checkpoint
 from sluice.runs.folder import configuration_hash
-from sluice.runs.ledger_recorder import LedgerRecorder, one_after_the_other
+from sluice.runs.ledger_recorder import LedgerRecorder
 from sluice.training.arguments import SelectiveArguments
 from sluice.training.auditing import Auditing
 from sluice.training.batches import Batches
 from sluice.training.context import Loss, TrainingContext
+from sluice.training.distributed.joining import join_for
 from sluice.training.executor import Executor, PiecewiseExecutor
 from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
@@ -220,6 +220,8 @@ class PrivacyEngine:
             raise InputError("the optimizer is private already: give make_private the original one.")
         mechanism.require_complete()
         options = options or TrainingOptions()
+        workers = join_for(mechanism, module)
+        self.noise = workers.common_noise(self.noise)
         self._module = module
         if options.ema_decay is not None:
             self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay))
@@ -236,24 +238,26 @@ class PrivacyEngine:
             module,
             loss_reduction=options.loss_reduction,
             options=options.gradient_options,
-            expected_batch_size=getattr(mechanism, "expected_batch_size", math.inf),
+            expected_batch_size=getattr(mechanism, "expected_batch_size", math.inf) / workers.size,
         )
-        recorder = options.recorder(mechanism, secure=self.noise.secure, accountant=self.accountant)
+        recorder = workers.at_first(
+            lambda: options.recorder(mechanism, secure=self.noise.secure, accountant=self.accountant)
+        )
         context = TrainingContext(
             gradients=gradients,
             batches=Batches(data_loader),
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
-            before_release=one_after_the_other(
+            before_release=workers.by_first(
                 self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
             ),
             before_update=self._keeping.before_update,
             after_release=self._keeping.after_release,
+            workers=workers,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
-        if recorder is not None:
-            executor.begin_after(recorder.continue_from(0))
+        executor.begin_after(workers.from_first(lambda: recorder.continue_from(0) if recorder else 0))
         self._mechanism, self._executor, self._recorder = mechanism, executor, recorder
         self._state = TrainingState(
             module=module,
@@ -294,7 +298,8 @@ class PrivacyEngine:
             self._capture.detach()
         self.auditing.set_length(loss)
         while not executor.done:
-            executor.make_release(loss)
+            with executor.context.workers.announced():
+                executor.make_release(loss)
             yield executor.released
 
     @property
@@ -381,9 +386,8 @@ class PrivacyEngine:
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
-        return save_checkpoint(
-            Path(folder), self.state_dict(), config_hash=self._mechanism_hash(), release=self.released
-        )
+        self._running()
+        return self._keeping.save(self._state, Path(folder), config_hash=self._mechanism_hash())
 
     def keep_in(self, folder: str | Path, *, every: int | None = None, config_hash: str | None = None) -> StateKeeper:
         """Keep the run in a folder from now on, so that a crash costs one release at most (docs/runs.md).
@@ -395,8 +399,8 @@ class PrivacyEngine:
             config_hash: whose state it is; None takes the mechanism's.
         """
         self._running()
-        config_hash = config_hash or self._mechanism_hash()
-        return self._keeping.start(self._state, Path(folder), config_hash=config_hash, every=every)
+        hash_ = config_hash or self._mechanism_hash()
+        return self._keeping.start(self._state, Path(folder), config_hash=hash_, every=every)
 
     def load(self, folder: str | Path, *, config_hash: str | None = None, spent: int = 0) -> str | None:
         """Resume from the newest state that a folder leads to, by its checkpoints and its journal.
@@ -411,13 +415,14 @@ class PrivacyEngine:
         Guarantee:
             Releases that are logged and that this state does not contain stay charged.
         """
-        executor = self._running()
-        charged = executor.unrepeatable
-        note = self._keeping.load(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
-        lost = spent - self.released if self._recorder is None else self._recorder.continue_from(self.released)
-        executor.begin_after(max(lost, charged - executor.released))
-        self._keeping.restart()
-        return note
+        self._running()
+        recorder = self._recorder
+        return self._keeping.load(
+            self._state,
+            Path(folder),
+            config_hash=config_hash or self._mechanism_hash(),
+            lost=lambda applied: spent - applied if recorder is None else recorder.continue_from(applied),
+        )
 
     def _mechanism_hash(self) -> str:
         return configuration_hash(self.mechanism.to_dict())

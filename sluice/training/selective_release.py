@@ -1,7 +1,7 @@
 """From measured chunks of a batch to one release: the place where an attempt is released or forgotten.
 
-Both ways of training end here. Only three things would have to cross workers, and all are in this file: the metric
-(`Attempt.add_metric`), the weighted sum, and the decision that follows from the first.
+Both ways of training end here, and so does the work of several workers: they add up the metric, chunk by chunk, take the same
+decision, and add up the weighted sum where it is a release.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sluice._base.errors import SluiceError
 from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.selective_release import SelectiveRelease
-from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
 from sluice.training.executor import Draft, PiecewiseExecutor
@@ -30,7 +30,7 @@ class GaveUpError(SluiceError):
 class AcceptedBatch:
     """What an accepted attempt left: sensitive until noise is added."""
 
-    raw_sum: dict[str, Tensor]
+    raw_sum: RawSum
     raw_metric: float
 
 
@@ -56,6 +56,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         ``mechanism.releases`` are made. A rejected attempt changes nothing but ``trace`` and the noise source; one that
         was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
     """
+
+    takes_workers = True
 
     def __init__(self, mechanism: SelectiveRelease, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
@@ -85,19 +87,22 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
 
     def _attempt_passes(self, loss: Loss) -> bool:
         # `map` holds no chunk while the next one is made.
-        return all(map(self.absorb, self.context.chunks(self.draw(), loss))) and self._is_accepted()
+        return all(map(self.absorb, self.context.rounds(self.draw(), loss))) and self._is_accepted()
 
     def draw(self) -> Tensor:
         self.require_more()
         self._forget()
         self._draw_gate_noise()
-        return self._sampler.sample()
+        sample = self._sampler.sample()
+        if self._attempt is None:
+            self._measured += len(sample)
+        return sample
 
-    def absorb(self, chunk: Chunk) -> bool:
-        norms = self._measure(chunk)
-        if self._attempt is not None and not self._attempt.add(norms):
+    def absorb(self, chunk: Chunk | None) -> bool:
+        if not self._measure(chunk):
             return self._is_accepted()
-        self._add_to_sum(chunk, self.mechanism.scaling(norms))
+        if chunk is not None:
+            self._add_to_sum(chunk, self.mechanism.scaling(chunk.norms))
         return True
 
     def finish(self) -> bool:
@@ -107,7 +112,13 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return True
 
     def publish(self, content: AcceptedBatch) -> dict[str, Any]:
-        gradient = self._with_noise(content.raw_sum)
+        mechanism = self.mechanism
+        noisy = self.context.noisy(
+            content.raw_sum, noise_multiplier=mechanism.sigma, sensitivity=mechanism.scaling.sensitivity
+        )
+        gradient = self.context.as_update(
+            {name: each.div_(mechanism.expected_batch_size) for name, each in noisy.items()}
+        )
         reference = self._next_reference(content.raw_metric)
         return {"gradient": gradient, "reference": None if reference is None else asdict(reference)}
 
@@ -127,9 +138,16 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
                 "What was released so far stands and is accounted for."
             )
 
-    def _measure(self, chunk: Chunk) -> Tensor:
-        self._measured += len(chunk)
-        return chunk.norms
+    def _measure(self, chunk: Chunk | None) -> bool:
+        """Add what the workers have measured, each a chunk of its own, to the metric; false once acceptance is ruled out."""
+        attempt = self._attempt
+        if attempt is None:
+            return True
+        raw = (0.0, 0) if chunk is None else (attempt.raw_metric_of(chunk.norms), len(chunk))
+        # Both are exact in float64, the metric because it lies on a grid: the same for all workers, in whatever order.
+        raw_metric, measured = self.context.workers.total(torch.tensor(raw, dtype=torch.float64)).tolist()
+        self._measured += int(measured)
+        return attempt.add_metric(raw_metric)
 
     def _is_accepted(self) -> bool:
         """Whether the attempt passes, all of its batch being measured; a rejection is counted, once."""
@@ -146,19 +164,6 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         if self._raw_sum is None:
             self._raw_sum = self.context.raw_sum()
         self._raw_sum.add(chunk, weights)
-
-    def _with_noise(self, raw_sum: dict[str, Tensor]) -> dict[str, Tensor]:
-        mechanism = self.mechanism
-        noisy_sum(
-            list(raw_sum.values()),
-            noise_multiplier=mechanism.sigma,
-            sensitivity=mechanism.scaling.sensitivity,
-            noise=self.noise,
-            sum_error=self.context.sum_error * mechanism.scaling.sensitivity,
-        )
-        return self.context.as_update(
-            {name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()}
-        )
 
     def _next_reference(self, raw_metric: float) -> ReferenceState | None:
         gate = self.mechanism.gate
@@ -179,7 +184,7 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         raw_metric = 0.0 if attempt is None else attempt.raw_metric
         raw_sum = self.context.raw_sum() if self._raw_sum is None else self._raw_sum
         return Draft(
-            content=AcceptedBatch(raw_sum=raw_sum.tensors(), raw_metric=raw_metric),
+            content=AcceptedBatch(raw_sum=raw_sum, raw_metric=raw_metric),
             attempts=self._attempts_used + (1 if attempt is None else attempt.count),
             measured=self._measured,
             metric=raw_metric,
