@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
 from sluice._base import validate
@@ -31,14 +31,15 @@ from sluice.runs.ledger_recorder import LedgerRecorder
 from sluice.training.arguments import SelectiveArguments
 from sluice.training.auditing import Auditing
 from sluice.training.batches import Batches
-from sluice.training.context import Loss, TrainingContext
+from sluice.training.context import Loss
 from sluice.training.distributed.joining import join_for
+from sluice.training.distributed.sharded import context_type
 from sluice.training.executor import Executor, PiecewiseExecutor
 from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
 from sluice.training.options import TrainingOptions
 from sluice.training.state import TrainingState
-from sluice.training.weights import PrivateOptimizer, WeightUpdater
+from sluice.training.weights import PrivateOptimizer, WeightUpdater, averaged
 
 
 class PrivacyEngine:
@@ -224,7 +225,7 @@ class PrivacyEngine:
         self.noise = workers.common_noise(self.noise)
         self._module = module
         if options.ema_decay is not None:
-            self._average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay))
+            self._average = averaged(module, decay=options.ema_decay)
         self.auditing = Auditing(options.canaries, mechanism, module, optimizer, data_loader)
         module, data_loader = self.auditing.module, self.auditing.data
         self._updater = WeightUpdater(
@@ -243,7 +244,7 @@ class PrivacyEngine:
         recorder = workers.at_first(
             lambda: options.recorder(mechanism, secure=self.noise.secure, accountant=self.accountant)
         )
-        context = TrainingContext(
+        context = context_type(module)(
             gradients=gradients,
             batches=Batches(data_loader),
             updater=self._updater,

@@ -66,9 +66,12 @@ class Executor(ABC, Generic[T]):
         trace: sensitive.
         takes_workers: whether several workers can share the records of each batch (docs/distributed.md): sums over records
             are made by `RawSum` and ``workers.total``, and nothing else differs from worker to worker.
+        takes_shards: whether the model may be sharded over them (docs/scale.md): gradients come from ``context.rounds``, become
+            public by ``context.noisy``, and nothing else looks at the model.
     """
 
     takes_workers: ClassVar[bool] = False
+    takes_shards: ClassVar[bool] = False
 
     def __init__(self, *, releases: int, context: TrainingContext) -> None:
         context.workers.require_same({"the number of records": context.dataset_size})

@@ -58,6 +58,7 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     """
 
     takes_workers = True
+    takes_shards = True
 
     def __init__(self, mechanism: SelectiveRelease, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)

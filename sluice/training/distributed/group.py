@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sluice._base.errors import InputError
+from sluice.gradients.sharding import is_sharded
 from sluice.randomness.common import CommonNoise, CommonSeededNoise
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise, noisy_sum
 from sluice.training.distributed.flat import Flat
@@ -123,6 +124,13 @@ class WorkerGroup(Workers):
             own += part
         return own, dtype
 
+    def part_of_total(self, raw: Tensor) -> Tensor:
+        sent = raw.detach().cpu().reshape(self.size, -1)
+        received = torch.empty_like(sent)
+        others = sent[1:]  # as many as are sent away
+        self._wait(dist.all_to_all_single(received, sent, group=self._group, async_op=True), sends=others)
+        return received.sum(0, dtype=torch.float64)
+
     def _gather(self, own: Tensor) -> Tensor:
         parts = [torch.empty_like(own) for _ in range(self.size)]
         self._wait(dist.all_gather(parts, own, group=self._group, async_op=True), sends=own, times=self.size - 1)
@@ -135,7 +143,7 @@ class WorkerGroup(Workers):
 
     def start_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in (t for t in (*module.parameters(), *module.buffers()) if not is_sharded(t)):
                 sent = tensor.detach().cpu().contiguous()
                 self._wait(dist.broadcast(sent, src=0, group=self._group, async_op=True), sends=sent)
                 if not self.is_first:

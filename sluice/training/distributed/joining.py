@@ -12,6 +12,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.registry import executor_of
+from sluice.training.distributed.shards import require_supported
 from sluice.training.distributed.workers import Workers
 
 #: Seconds without a sign of life after which a worker counts as lost.
@@ -42,10 +43,11 @@ def join(*, timeout: float = TIMEOUT) -> Workers:
 
 def join_for(mechanism: Mechanism, module: nn.Module) -> Workers:
     """`join` for a run: refuses what workers cannot share, and gives all of them the weights that worker 0 has."""
-    _require_whole(module)
+    _require_unwrapped(module)
     workers = join()
+    sharded = require_supported(module, workers=workers.size)
     if workers.size > 1:
-        _require_shared(executor_of(mechanism), kind=mechanism.kind, workers=workers)
+        _require_shared(executor_of(mechanism), kind=mechanism.kind, workers=workers, sharded=sharded)
         workers.require_same(
             {
                 "the mechanism": mechanism.to_dict(),
@@ -56,7 +58,7 @@ def join_for(mechanism: Mechanism, module: nn.Module) -> Workers:
     return workers
 
 
-def _require_whole(module: nn.Module) -> None:
+def _require_unwrapped(module: nn.Module) -> None:
     """Refuse a module that another engine spreads over workers."""
     wrapped = [name or "module" for name, part in module.named_modules() if isinstance(part, _WRAPPERS)]
     if wrapped:
@@ -64,22 +66,19 @@ def _require_whole(module: nn.Module) -> None:
             f"{wrapped[0]} is wrapped in DistributedDataParallel or DataParallel, which averages gradients before they are "
             "clipped: give the module itself. An initialised process group is all that Sluice needs."
         )
-    sharded = [
-        name for name, p in module.named_parameters() if type(p).__name__ == "DTensor" or hasattr(p, "_sharding_spec")
-    ]
-    if sharded:
-        raise InputError(
-            f"parameter '{sharded[0]}' is sharded over workers, which is not supported: give a module whose parameters are "
-            "whole on every worker."
-        )
 
 
-def _require_shared(executor: type[Any], *, kind: str, workers: Workers) -> None:
+def _require_shared(executor: type[Any], *, kind: str, workers: Workers, sharded: bool) -> None:
     """Refuse a method that does not say that several workers can share its records."""
     if not executor.takes_workers:
         raise InputError(
             f"{kind} cannot be trained by {workers.size} workers: {executor.__name__} does not say that it can be "
             "(takes_workers=True, docs/distributed.md). Train it in one process."
+        )
+    if sharded and not executor.takes_shards:
+        raise InputError(
+            f"{kind} cannot be trained with a sharded model: {executor.__name__} does not say that it can be "
+            "(takes_shards=True, docs/scale.md). Give a module whose parameters are whole on every worker."
         )
 
 

@@ -61,6 +61,13 @@ class Workers:
         """The sum of tensors over all workers, by name, in float64 where there are several."""
         return raw
 
+    def part_of_total(self, raw: Tensor) -> Tensor:
+        """This worker's part of the sum of a tensor over all workers, as a vector in float64.
+
+        Parts are equal shares of its entries, in their order. It is sensitive if they are.
+        """
+        return raw.detach().reshape(-1).double()
+
     def noisy_totals(
         self,
         raw: dict[str, Tensor],
