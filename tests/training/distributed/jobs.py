@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from sluice import ClippingBiasGate, GlobalScaling, PrivacyEngine
-from sluice.experiments.settings import settings_from
 from sluice.mechanism.selective_release import SelectiveRelease
-from sluice.methods import planned_mechanism
-from sluice.training.distributed import join
 from sluice.training.options import TrainingOptions
 
 RECORDS = 300
@@ -41,7 +38,9 @@ def selective(*, gate: bool, releases: int, rate: float = 0.1) -> SelectiveRelea
         sample_rate=rate,
         scaling=GlobalScaling(bound=2.0, max_grad_norm=1.0),
         noise_multiplier=1.0,
-        gate=ClippingBiasGate(beta=0.5, gate_noise=1.0, reference_noise=5.0, small_norm=0.5, large_norm=2.0) if gate else None,
+        gate=ClippingBiasGate(beta=0.5, gate_noise=1.0, reference_noise=5.0, small_norm=0.5, large_norm=2.0)
+        if gate
+        else None,
         releases=releases,
     )
 

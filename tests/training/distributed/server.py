@@ -27,9 +27,9 @@ def work(order: dict[str, Any], rank: int, store: str, answer: int) -> int:
 
     found: dict[str, Any] = {}
     try:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=order["workers"]
-        ) if order["workers"] > 1 else None
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=order["workers"]) if order[
+            "workers"
+        ] > 1 else None
         found["result"] = getattr(jobs, order["job"])(**order["arguments"])
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
@@ -69,7 +69,9 @@ def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
                 text = stream.read()
             _, status = os.waitpid(process, 0)
             code = os.waitstatus_to_exitcode(status)
-            answers.append({"rank": rank, "code": code, "seconds": time.monotonic() - began, **json.loads(text or "{}")})
+            answers.append(
+                {"rank": rank, "code": code, "seconds": time.monotonic() - began, **json.loads(text or "{}")}
+            )
         for rank, (process, _) in enumerate(children):
             if order.get("kill", {}).get("signal") == "SIGSTOP" and order["kill"]["rank"] == rank:
                 os.kill(process, signal.SIGKILL)
