@@ -169,6 +169,10 @@ class WorkerGroup(Workers):
         self.from_first(lambda: made.append(job()))
         return made[0] if made else None
 
+    def in_turn(self, job: Callable[[], T]) -> T:
+        made = self.at_first(job)
+        return made if self.is_first else job()  # type: ignore[return-value]
+
     def by_first(self, *steps: Callable[[int], None] | None) -> Callable[[int], None]:
         together = super().by_first(*steps)
         return lambda number: self.from_first(lambda: together(number))

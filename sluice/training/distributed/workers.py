@@ -102,6 +102,10 @@ class Workers:
         """What the job gives on worker 0, which alone does it; None elsewhere. If it fails there it fails everywhere."""
         return job()
 
+    def in_turn(self, job: Callable[[], T]) -> T:
+        """The job on every worker, on the first before the others, who may find what it has left in a cache."""
+        return job()
+
     def by_first(self, *steps: Callable[[int], None] | None) -> Callable[[int], None]:
         """The steps, one after the other, as all are to call them: worker 0 does, the others wait until it is done."""
         return one_after_the_other(*steps)
