@@ -47,11 +47,15 @@ def require_same(each: list[dict[str, Any]]) -> None:
 
 
 def test_gradients_are_those_of_the_whole_model_and_so_are_weights_after_training(tmp_path):
-    norms, weights, refused = carried_out(
-        tmp_path, ("norms_and_sums", {}), ("same_weights", {"rate": 0.2, "gate": True}), ("refused", {})
-    )
+    small = {"rate": 0.2, "gate": True, "blocks": 1, "releases": 2}
+    norms, weights = carried_out(tmp_path, ("norms_and_sums", {}), ("same_weights", small))
     assert norms == [{"norms": True, "sums": True, "by_rule": True}] * 2
     require_same(weights)
+
+
+@pytest.mark.slow
+def test_what_a_sharded_model_cannot_have_is_refused(tmp_path):
+    (refused,) = carried_out(tmp_path, ("refused", {}))
     for messages in refused:
         assert "ema_decay=0.9 is not allowed for a sharded model" in messages["average"]
         assert "a loop of your own is not allowed for a sharded model" in messages["loop"]
