@@ -120,6 +120,15 @@ def warm_up(settings: dict[str, Any] | None = None) -> None:
     Training(settings=settings_from(RUN), splits=load("digits"))
 
 
+def measured_by_rejected(*, chunk: int, seeds: int = 6) -> list[list[int]]:
+    """Attempts and records measured for a first release, whose reference no batch comes near to."""
+    found = []
+    for seed in range(seeds):
+        ended = train(releases=1, rate=0.5, chunk=chunk, seed=seed)
+        found.append([ended["attempts"][0], ended["measured"][0]])
+    return found
+
+
 def train_by_loop(
     *, gate: bool = True, releases: int = 20, seed: int = 3, rate: float = 0.1, piece: int = 8
 ) -> dict[str, Any]:
