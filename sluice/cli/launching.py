@@ -43,7 +43,7 @@ def restarts() -> tuple[int, int]:
 
 def joined(*, timeout: float) -> Workers:
     """The workers that this process is one of; itself alone if it was started as usual."""
-    from sluice.training.distributed.workers import Workers
+    from sluice.training.distributed.workers import WorkerLostError, Workers
 
     if not is_worker():
         return Workers()
@@ -53,7 +53,10 @@ def joined(*, timeout: float) -> Workers:
 
     from sluice.training.distributed.joining import join
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=max(300.0, timeout)))
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=max(300.0, timeout)))
+    except RuntimeError as error:
+        raise WorkerLostError(f"the workers have not found each other: {error}") from error
     return join(timeout=timeout)
 
 
@@ -71,6 +74,7 @@ def run_workers(count: int, arguments: Sequence[str], *, timeout: float, threads
         "MASTER_PORT": str(_free_port()),
         _STARTED: str(count),
     }
+    shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection comes with a page of frames
     shared.setdefault("OMP_NUM_THREADS", str(threads or max(1, (os.cpu_count() or 1) // count)))
     command = [sys.executable, "-m", "sluice", *arguments]
     workers = [_start(command, shared, rank) for rank in range(count)]

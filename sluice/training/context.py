@@ -148,7 +148,7 @@ class TrainingContext:
                 {
                     "the number of releases": spent,
                     "the number of draws": calls,
-                    "the weights' digest": self.updater.digest(),
+                    "the weights": self.updater.digest(),
                 }
             )
 

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -31,6 +32,12 @@ T = TypeVar("T")
 # How long an operation may take is for heartbeats to say, not for gloo: worker 0 may be evaluating or writing.
 _FOREVER = timedelta(days=10_000)
 
+# Workers may be this many times slower to begin than to beat: they read their data before.
+_SLOWEST_START = 10
+
+# How many groups this process has been part of; the same for all workers, who make the same calls.
+_groups = count()
+
 # What worker 0 has to tell is sent in one message if it is as short as this.
 _FRAME = 1 << 12
 
@@ -49,15 +56,20 @@ class WorkerGroup(Workers):
 
     def __init__(self, *, timeout: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # gloo in any case: noise is made by the processor, and so is what it is added to.
-        self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
-        drawn = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8).clone()
-        dist.broadcast(drawn, src=0, group=self._group)
-        store = dist.distributed_c10d._get_default_store()
-        session = bytes(drawn.tolist()).hex()
-        self._heart = Heart(store, session=session, rank=self.rank, size=self.size, timeout=timeout)
-        dist.barrier(group=self._group)
         self.sent = 0
+        self._group: Any = None
+        store = dist.distributed_c10d._get_default_store()
+        self._heart = Heart(store, session=str(next(_groups)), rank=self.rank, size=self.size, timeout=timeout)
+        patience = _SLOWEST_START * timeout
+        missing = self._heart.missing(patience=patience)
+        if missing:
+            self._lose(f"worker {missing[0]} of {self.size} has not joined in {patience:g} seconds")
+        try:
+            # gloo in any case: noise is made by the processor, and so is what it is added to.
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))
+        except RuntimeError as error:
+            self._lose(self._heart.find_lost(str(error)))
+        dist.distributed_c10d._set_pg_timeout(_FOREVER, self._group)
 
     def total(self, raw: Tensor) -> Tensor:
         result = raw.detach().cpu().clone()
@@ -194,7 +206,7 @@ class WorkerGroup(Workers):
             for name, first, other in zip(values, everyones[0].tolist(), others.tolist(), strict=True):
                 if first != other:
                     raise InputError(
-                        f"{name} of worker {rank} is not that of worker 0: all workers must run the same program with the "
+                        f"{name} of worker {rank} differs from worker 0: all workers must run the same program with the "
                         "same arguments, data and versions, on processors of one kind with the same number of threads."
                     )
 
@@ -263,7 +275,8 @@ class WorkerGroup(Workers):
 
     def _lose(self, what: str) -> NoReturn:
         # Taking the group down would wait for the lost worker, when Python ends too: it is never taken down.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        if self._group is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         raise WorkerLostError(
             f"{what}. Nothing more is released; all that was is logged and charged. The run can be resumed with any number "
             "of workers."

@@ -32,7 +32,9 @@ class Heart:
         self._stopped = threading.Event()
         self._beats = 0
         self._beat()
-        self._store.set(self._key("who", rank), f"{socket.gethostname()}, process {os.getpid()}")
+        self._store.set(
+            self._key("who", rank), f"{socket.gethostname()}, process {os.getpid()}"
+        )  # after the first beat
         self._thread = threading.Thread(target=self._keep_beating, name="sluice-heartbeat", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
@@ -46,6 +48,15 @@ class Heart:
             self._store.set(self._key(what, self._rank), text)
         except RuntimeError:
             return  # whoever kept the store is gone, and the others will see that for themselves
+
+    def missing(self, *, patience: float) -> list[int]:
+        """Wait until all workers have been heard from once; those that were not in so many seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            missing = [rank for rank in range(self._size) if not self._store.check([self._key("who", rank)])]
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(0.01)
 
     def silent(self, *, longer_than: float) -> list[int]:
         """The workers that have not been heard from for so many seconds."""

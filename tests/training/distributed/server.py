@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,14 @@ def work(order: dict[str, Any], rank: int, store: str, answer: int) -> int:
 
     found: dict[str, Any] = {}
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=order["workers"]) if order[
-            "workers"
-        ] > 1 else None
+        if order["workers"] > 1:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=order["workers"],
+                timeout=timedelta(seconds=10),
+            )
         found["result"] = getattr(jobs, order["job"])(**order["arguments"])
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
