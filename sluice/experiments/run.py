@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save as encode_weights
-from torch import nn
+from torch import Tensor, nn
 
 from sluice._base import validate
 from sluice._base.errors import DataError
@@ -43,6 +43,7 @@ from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader
 from sluice.runs.public_files import Evaluation, PublicFiles, publish
 from sluice.runs.trace import TraceFile, TraceRow
+from sluice.training.distributed import join
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
 from sluice.training.selective_release import GaveUpError
@@ -63,6 +64,16 @@ class Progress:
     release: int
     releases: int
     evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """What worker 0 tells the others when a run begins, or goes on: all that they cannot read or draw themselves."""
+
+    fingerprint: str
+    coins: bytes
+    centre: Tensor | None
+    goes_back: bool
 
 
 class Training:
@@ -124,6 +135,8 @@ class Training:
         failure = delta_problem(settings.delta, records=len(self._train)) if self.mechanism.provable else None
         self._notes: list[str] = [failure] if failure else []
         self._latest: Evaluation | None = None
+        self._workers = join()
+        self._centre: Tensor | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -138,7 +151,7 @@ class Training:
             what the ledger says.
         """
         with RunFolder.create(path, config=self.settings.to_dict()) as folder:
-            folder.check_data(fingerprint(self._train))
+            self._check_data(folder)
             self._canaries = _canaries(folder, self.settings)
             return self._begin(folder)
 
@@ -151,7 +164,7 @@ class Training:
         """
         with RunFolder.open(path) as folder:
             self._require_same_settings(folder)
-            folder.check_data(fingerprint(self._train))
+            self._check_data(folder)
             self._canaries = _canaries(folder, self.settings)
             if not folder.ledger_path.exists():
                 require_untouched(folder)
@@ -167,15 +180,41 @@ class Training:
                 self._go_back(folder, ledger)
                 return self._run(folder, ledger)
 
+    def assist(self) -> None:
+        """Take part in a run as any worker but the first, which calls `start` or `resume` and alone has the folder.
+
+        Guarantee:
+            Nothing is written, and no release is applied before worker 0 has it on disk.
+        """
+        opening: _Opening = self._workers.from_first(_only_at_first)
+        if opening.fingerprint != fingerprint(self._train):
+            raise DataError(
+                f"the training data of worker {self._workers.rank} is not that of worker 0: all must read the same records in "
+                "the same order."
+            )
+        if self.settings.canaries is not None:
+            self._canaries = replace(Canaries(count=self.settings.canaries), coins=opening.coins)
+        self._present(opening.centre)
+        self._make_private(lambda number: None)
+        if opening.goes_back:
+            self.engine.load(Path())  # the state of worker 0
+        with suppress(GaveUpError):
+            for _ in self.engine.releases(F.cross_entropy):
+                pass
+
     def has_data_of(self, path: Path) -> bool:
         """Whether a run began with the very records, and features, that are given here."""
         return RunFolder.look(path).began_with(fingerprint(self._train))
+
+    def _check_data(self, folder: RunFolder) -> None:
+        self._fingerprint = fingerprint(self._train)  # of the records as they were given
+        folder.check_data(self._fingerprint)
 
     def _go_back(self, folder: RunFolder, ledger: Ledger) -> None:
         """Continue from the newest state that was kept."""
         repeats = self.settings.seed is not None
         self._present_rows(folder, ledger)
-        self._set_up(lambda number: log_release(number))
+        self._set_up(lambda number: log_release(number), goes_back=True)
         note = self.engine.load(
             folder.checkpoints, config_hash=folder.config_hash, spent=0 if repeats else ledger.spent
         )
@@ -188,17 +227,20 @@ class Training:
     def _present_rows(self, folder: RunFolder, ledger: Ledger) -> None:
         """Show the model rows of features less their mean, which is released first, once for the whole run."""
         train = self._train
-        if not isinstance(train, RowExamples):
-            return
-        centre = None
-        if self.settings.mean_noise is not None:
-            centre = released_mean(
+        if isinstance(train, RowExamples) and self.settings.mean_noise is not None:
+            self._centre = released_mean(
                 train.inputs,
                 noise_multiplier=self.settings.mean_noise,
                 seed=self.settings.seed,
                 folder=folder,
                 ledger=ledger,
             )
+        self._present(self._centre)
+
+    def _present(self, centre: Tensor | None) -> None:
+        train = self._train
+        if not isinstance(train, RowExamples):
+            return
         self._train = train.presented(centre)
         if isinstance(self._test, RowExamples):
             self._test = self._test.presented(centre)
@@ -220,7 +262,7 @@ class Training:
 
     def _from_the_start(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
         self._present_rows(folder, ledger)
-        self._set_up(ledger.append_release)
+        self._set_up(ledger.append_release, goes_back=False)
         return self._run(folder, ledger)
 
     def _require_same_settings(self, folder: RunFolder) -> None:
@@ -239,7 +281,17 @@ class Training:
                 f"{folder.ledger_path} is the ledger of another mechanism than the one given: resume with that of the ledger."
             )
 
-    def _set_up(self, log_release: Callable[[int], None]) -> None:
+    def _set_up(self, log_release: Callable[[int], None], *, goes_back: bool) -> None:
+        opening = _Opening(
+            fingerprint=self._fingerprint,
+            coins=b"" if self._canaries is None else self._canaries.coins,
+            centre=self._centre,
+            goes_back=goes_back,
+        )
+        self._workers.from_first(lambda: opening)
+        self._make_private(log_release)
+
+    def _make_private(self, log_release: Callable[[int], None]) -> None:
         def before_release(number: int) -> None:
             self._interrupt.hold()
             log_release(number)
@@ -359,6 +411,10 @@ class Training:
             return
         with self.engine.averaged() as averaged:
             yield averaged
+
+
+def _only_at_first() -> Any:
+    raise AssertionError("worker 0 was asked to assist")
 
 
 def _canaries(folder: RunFolder, settings: TrainSettings) -> Canaries | None:
