@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from sluice.cli.output import print_json
-from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from
+from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from, settings_in
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
@@ -94,9 +94,11 @@ def train(**given: Any) -> None:
         overrides["options"] = dict(assignment(item, argument="option") for item in operation.option)
     _set_threads(operation.threads)
     screen = Screen(show_private=operation.show_private, quiet=operation.as_json)
+    defaults: frozenset[str] = frozenset()
     if operation.resume is None:
         settings, path = _new_run(overrides, operation)
         mechanism, result = None, None
+        defaults = _defaults(overrides, operation.config)
     else:
         given_too = [name for name in ("config", "recipe", "run") if getattr(operation, name) is not None]
         _refuse_settings([*overrides, *given_too])
@@ -106,7 +108,7 @@ def train(**given: Any) -> None:
     if result is not None:
         screen.say(f"{path} is finished: nothing is left to do.")
     else:
-        training = _training(settings, mechanism, operation, screen)
+        training = _training(settings, mechanism, operation, screen, defaults=defaults)
         if operation.resume is not None:
             training = _with_features_of(path, training, operation, screen)
         if not operation.as_json:
@@ -188,6 +190,13 @@ def _new_run(overrides: dict[str, Any], operation: _Operation) -> tuple[TrainSet
     return settings, path
 
 
+def _defaults(overrides: dict[str, Any], config: Path | None) -> frozenset[str]:
+    """The settings that nobody chose and that depend on how many records there are."""
+    files = [settings_in(config)] if config is not None else []
+    chosen = {name for each in (*files, overrides) for name in (*each, *each.get("options", {}))}
+    return frozenset(("batch_size", "validation_batch_size")) - chosen
+
+
 def _with_features_of(path: Path, training: Training, operation: _Operation, screen: Screen) -> Training:
     """The same training with the version of the features that the run began with, where that can still be computed."""
     from sluice.experiments.preparing import feature_versions
@@ -207,6 +216,7 @@ def _training(
     screen: Screen,
     *,
     features_version: int | None = None,
+    defaults: frozenset[str] = frozenset(),
 ) -> Training:
     from sluice.experiments.preparing import feature_versions, prepare
     from sluice.experiments.run import Training
@@ -220,6 +230,7 @@ def _training(
         max_physical_batch_size=operation.max_physical_batch_size,
         report=screen.report,
         report_private=screen.report_private,
+        defaults=defaults,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +24,18 @@ from sluice.audit.canaries import Canaries
 from sluice.audit.files import kept_coins, write_audit
 from sluice.data import DataSplits, Examples, WeightedBagExamples, hold_out
 from sluice.data.fingerprint import fingerprint
-from sluice.experiments.evaluation import accuracy
+from sluice.experiments.evaluation import accuracy, accuracy_by_class, remarks
 from sluice.experiments.feature_statements import feature_statements
+from sluice.experiments.fitting import fitted
 from sluice.experiments.mean_release import released_mean
-from sluice.experiments.recorded import HELD_OUT, TrainResult, recorded_run, require_untouched, result_of
+from sluice.experiments.recorded import (
+    HELD_OUT,
+    TrainResult,
+    recorded_run,
+    require_untouched,
+    result_of,
+    write_classes,
+)
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.shrinking import shrunk_model
 from sluice.experiments.update_rule import make_optimizer
@@ -77,6 +85,7 @@ class Training:
             between checkpoints, and makes a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.
+        defaults: settings that were not chosen: a batch that is larger than the data becomes smaller if it is among them.
     """
 
     def __init__(
@@ -89,13 +98,13 @@ class Training:
         max_physical_batch_size: int = 1024,
         report: Callable[[Progress], None] = lambda progress: None,
         report_private: Callable[[TraceRow], None] = lambda row: None,
+        defaults: Collection[str] = (),
     ) -> None:
         if checkpoint_every is None and settings.seed is not None:
             checkpoint_every = max(1, settings.releases // 100)
         if checkpoint_every is not None:
             validate.positive_integer(checkpoint_every=checkpoint_every)
         validate.positive_integer(max_physical_batch_size=max_physical_batch_size)
-        self.settings = settings
         self._report = report
         self._report_private = report_private
         self._checkpoint_every = checkpoint_every
@@ -106,6 +115,7 @@ class Training:
             self._train, self._held_out = hold_out(splits.train, settings.hold_out, seed=_HOLD_OUT_SEED)
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
+        self.settings = settings = fitted(settings, records=len(self._train), defaults=defaults)
         self._test: Examples = splits.test
         self._classes = splits.classes
         self._features: RowFeatures | None = None
@@ -276,6 +286,7 @@ class Training:
             self._interrupt.let_go()
         keeper.finish()
         self._evaluate(publication)
+        self._look_at_classes(folder)
         self._keep_held_out_accuracy(folder)
         publish(folder, FEATURE_STATEMENTS, canonical_json(feature_statements(self.settings)) + b"\n", ledger)
         if self._features is not None:
@@ -322,6 +333,15 @@ class Training:
             )
             publication.add(self._latest)
         return self._latest
+
+    def _look_at_classes(self, folder: RunFolder) -> None:
+        """Publish accuracy by class, on test records, and remark on what accuracy alone would hide."""
+        if self._held_out is not None:
+            return
+        with self._published_model() as model:
+            found = accuracy_by_class(model, self._test, self._classes)
+        write_classes(folder, found)
+        self._notes += remarks(found)
 
     def _keep_held_out_accuracy(self, folder: RunFolder) -> None:
         if self._held_out is None:
