@@ -310,7 +310,7 @@ def settings_from(
     Unknown keys are refused, and so are overrides that would have no effect. A model brings the features that it is
     made for, and features the model, unless both are given.
     """
-    chosen = dict(_read(file)) if file is not None else {}
+    chosen = dict(settings_in(file)) if file is not None else {}
     chosen.update(overrides)
     _require_known(chosen)
     kinds = get_type_hints(TrainSettings)
@@ -409,7 +409,7 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
     return useless
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def settings_in(file: Path) -> Mapping[str, Any]:
     try:
         text = file.read_text("utf-8")
     except FileNotFoundError:

@@ -76,7 +76,7 @@ def test_a_run_leaves_what_it_promises(whole, digits):
     assert result.releases == RELEASES
     assert result.test_accuracy is not None
     assert set(public_files(whole)) == {
-        "accuracy.jsonl", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md",
+        "accuracy.jsonl", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md", "classes.json",
         "config.json", "epsilon.svg", "features.json", "ledger.jsonl", "model.safetensors",
     }  # fmt: skip
     assert (whole / "private").stat().st_mode & 0o777 == 0o700
