@@ -12,7 +12,7 @@ from torch import nn
 from sluice.data import Examples, WeightedBagExamples
 
 MODEL = "model"
-"""Where a file of weights says what makes the model again."""
+"""What `model.safetensors` says beside its weights, under one key as JSON: several would stand in random order."""
 
 
 def encoded_model(model: nn.Module, train: Examples, classes: Sequence[str]) -> bytes:
