@@ -33,6 +33,7 @@ from sluice.training.arguments import SelectiveArguments
 from sluice.training.auditing import Auditing
 from sluice.training.batches import Batches
 from sluice.training.context import Loss, TrainingContext
+from sluice.training.epsilons import Epsilons
 from sluice.training.executor import Executor, PiecewiseExecutor
 from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
@@ -41,7 +42,7 @@ from sluice.training.state import TrainingState
 from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
-class PrivacyEngine:
+class PrivacyEngine(Epsilons):
     """Trains with differential privacy, adding or removing one record being what is protected.
 
     Args:
@@ -315,32 +316,15 @@ class PrivacyEngine:
         """How many releases have been made: public."""
         return self._running().released
 
+    @property
+    def spent(self) -> int:
+        """How many releases are charged, those included that were logged and then lost: public."""
+        return self._running().spent
+
     def last_private_trace(self) -> tuple[int, int, float]:
         """Attempts, records measured and metric of the last release: sensitive, for the developer's own eyes."""
         trace = self._running().trace
         return trace.attempts[-1], trace.measured[-1], trace.metrics[-1]
-
-    def get_epsilon(self, delta: float) -> float:
-        """What the releases so far cost, by the sound accountant, if the run was planned to stop here.
-
-        It is this run's guarantee only if this number of releases was fixed in advance. Quote `get_certified_epsilon`
-        for a run that stops early because it looks good enough, gave up, or was interrupted. A run whose gate cannot
-        be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed_epsilon`.
-        """
-        self.mechanism.require_proof()
-        return self.get_claimed_epsilon(delta)
-
-    def get_certified_epsilon(self, delta: float) -> float:
-        """What this run guarantees, whenever and for whatever reason it stops: epsilon of all planned releases.
-
-        In a run without a planned end it is that of the stage that was reached (docs/accounting.md, section 12.1).
-        """
-        self.mechanism.require_proof()
-        return self.mechanism.epsilon_spent(self._running().spent, delta=delta, accountant=self.accountant)
-
-    def get_claimed_epsilon(self, delta: float) -> float:
-        """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
-        return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
 
     def audit(self, *, delta: float, confidence: float = 0.95, claimed_epsilon: float | None = None) -> AuditResult:
         """Bound epsilon from below by what was released of the canaries so far (docs/audit.md).

@@ -303,7 +303,7 @@ class RunAccountant:
         engine = self._owner.engine
         mechanism = engine.mechanism
         assert isinstance(mechanism, ClippedRelease)
-        return mechanism.history(engine._running().spent)
+        return mechanism.history(engine.spent)
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         raise InputError(
