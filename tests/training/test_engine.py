@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sluice import PrivacyEngine
 from sluice._base.errors import DataError, InputError, SluiceError
+from sluice.audit.canaries import Canaries
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -329,6 +330,9 @@ def test_a_run_without_a_planned_end_goes_on_and_is_charged_by_stages():
     # 4, 6, 8, 12 releases: the fourth stage, to which 1/20 of delta belongs.
     assert run.engine.get_certified_epsilon(1e-5) == planned.engine.get_certified_epsilon(1e-5 / 20)
     assert not run.loader.finished
+    audited = Run(releases=None, sample_rate=0.25, canaries=Canaries(count=4))
+    with pytest.raises(InputError, match="run without a planned end"):
+        audited.engine.audit(delta=1e-5)
 
 
 def test_a_run_without_a_planned_end_has_a_ledger_that_resumes(tmp_path):

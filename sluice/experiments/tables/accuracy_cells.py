@@ -124,8 +124,8 @@ def plan_cells(
 
     Args:
         datasets: names of data sets; "all" is the paper's four.
-        methods: names, or METHOD:VARIANT; "all" is every method, less those that the paper or the method itself does not
-            have for a data set. A method that is named is never left out.
+        methods: names, or METHOD:VARIANT; "all" is every method of the paper's table, less those that the paper or the method
+            itself does not have for a data set. A method that is named is never left out.
         epsilons: headings of the table.
         recipe: which of a method's own settings: those that it was published with, or the best that are known.
         overrides: settings for every cell, under the name ``tag``.
@@ -135,7 +135,7 @@ def plan_cells(
     _check(epsilons=epsilons, seeds=seeds, overrides=overrides, tag=tag)
     named_datasets = _expanded(datasets, DATASETS, "datasets")
     validate_names(named_datasets, data_set_names(), "datasets")
-    rows = [_row_of(text) for text in _expanded(methods, table_order(METHODS), "methods")]
+    rows = [_row_of(text) for text in _expanded(methods, _ORDER, "methods")]
     explicit = {_row_of(text) for text in methods if text != ALL}
     cells: dict[Cell, TrainSettings] = {}
     left_out: dict[tuple[str, str], str] = {}

@@ -1,20 +1,18 @@
-"""What a run has cost so far, and what it guarantees: questions that change nothing."""
+"""What a run costs, as its engine tells."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import warn_of_delta
-from sluice.training.executor import Executor
 
 
-class EpsilonQueries(ABC):
-    """The epsilons of an engine's run, at any delta and at any time.
+class Epsilons(ABC):
+    """The figures that an engine has for its run.
 
     Attributes:
-        accountant: which sound accountant they are computed by.
+        accountant: by which: "pld" or "rdp".
     """
 
     accountant: str
@@ -22,10 +20,12 @@ class EpsilonQueries(ABC):
     @property
     @abstractmethod
     def mechanism(self) -> Mechanism:
-        """What the run promises."""
+        """What this run promises: public."""
 
+    @property
     @abstractmethod
-    def _running(self) -> Executor[Any]: ...
+    def spent(self) -> int:
+        """How many releases are charged: public."""
 
     def get_epsilon(self, delta: float) -> float:
         """What the releases so far cost, by the sound accountant, if the run was planned to stop here.
@@ -45,8 +45,11 @@ class EpsilonQueries(ABC):
         """
         self.mechanism.require_proof()
         warn_of_delta(delta, self.mechanism)
-        return self.mechanism.epsilon_spent(self._running().spent, delta=delta, accountant=self.accountant)
+        return self.mechanism.epsilon_spent(self.spent, delta=delta, accountant=self.accountant)
 
     def get_claimed_epsilon(self, delta: float) -> float:
         """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
-        return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
+        return self.mechanism.epsilon_after(self.spent, delta=delta, accountant=self.accountant)
+
+
+__all__ = ["Epsilons"]
