@@ -325,3 +325,30 @@ def test_epochs_say_how_many_releases_there_are(tmp_path):
     run = trainer(tmp_path, max_steps=-1, num_train_epochs=1.5)
     run.train()
     assert run.privacy_engine.released == run.state.global_step == math.ceil(1.5 * RECORDS / 8)
+
+
+def test_adapters_of_peft_train_alone_and_resume(tmp_path):
+    peft = pytest.importorskip("peft", reason="needs pip install 'sluice[integrations]'")
+
+    def adapted() -> torch.nn.Module:
+        settings = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
+        return peft.get_peft_model(bert(), settings)
+
+    whole = trainer(tmp_path, model=adapted())
+    before = {name: p.detach().clone() for name, p in whole.model.named_parameters()}
+    whole.train()
+    changed = {name for name, p in whole.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed
+    assert all("lora" in name or "modules_to_save" in name for name in changed)
+    second = trainer(tmp_path, model=adapted())
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(weights(whole), weights(second))
+
+
+def test_a_stream_of_records_is_refused(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield Texts()[0]
+
+    with pytest.raises(InputError, match="cannot be sampled by index"):
+        trainer(tmp_path, data=Stream()).train()
