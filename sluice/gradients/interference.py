@@ -69,7 +69,7 @@ def refuse_interference(subject: Subject, samples: Samples, outputs: Axes) -> No
             gradients = subject.weighted_sum(chunk, weights), subject.weighted_sum(other_chunk, weights)
             if not (_same_outputs(expected, found, outputs, i) and _same_gradients(*gradients)):
                 _refuse_state(subject, samples)
-                _refuse_mixing(subject.model, samples, parameter=_most_different(*gradients))
+                _refuse_mixing(subject.model, samples, outputs, parameter=_most_different(*gradients))
         _refuse_state(subject, samples)
 
 
@@ -111,11 +111,17 @@ def _refuse_state(subject: Subject, samples: Samples) -> None:
         )
 
 
-def _refuse_mixing(model: nn.Module, samples: Samples, *, parameter: str) -> NoReturn:
+def _refuse_mixing(model: nn.Module, samples: Samples, outputs: Axes, *, parameter: str) -> NoReturn:
     for row in range(_COUNT):
         name = first_difference(model, samples.few(_COUNT), samples.others(_COUNT, but=row), size=_COUNT, row=row)
         if name is not None:
             raise UnsupportedModuleError(mixing_message(model, name))
+    if None in outputs:
+        raise UnsupportedModuleError(
+            "The model returns a tensor that is about the batch as a whole, such as the loss that Hugging Face's models compute "
+            "from labels, and a sample's gradient changes through it when the others do. Call the model without labels, and "
+            "compute a loss of each sample from its output."
+        )
     error = UnsupportedModuleError(
         "A sample's gradient changes when the other samples of its batch do, although no module's output shows it: some "
         "operation mixes samples in its backward pass. Replace it by one that treats samples one by one."

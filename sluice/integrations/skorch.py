@@ -41,6 +41,8 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     def initialize(self) -> Any:
+        if getattr(self, "privacy_engine_", None) is not None:
+            self.privacy_engine_.close()  # the last fit's, with the lock of its ledger
         self.privacy_engine_: PrivacyEngine | None = None
         return super().initialize()
 
