@@ -32,6 +32,7 @@ FEWEST_RELEASES = 100
 CHOOSING_SHARE = 1 / 8
 
 _OTHERS = 16
+_OF_ONE_RELEASE = "Claim and bounds are those of one release with every record in it, not of the run as a whole."
 _INSIDE, _OUTSIDE = b"\x80", b"\x00"
 
 
@@ -64,6 +65,7 @@ def two_runs(rehearsal: Rehearsal, *, releases: int = 4000) -> Trials:
         delta=delta,
         confidence=rehearsal.confidence,
         claim=_claim_of_one_release(mechanism, delta=delta, accountant=rehearsal.settings.accountant),
+        notes=(_OF_ONE_RELEASE,),
     )
 
 
