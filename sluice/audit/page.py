@@ -87,9 +87,9 @@ def _drawable(scores: Array) -> Array:
     """Infinite scores at the ends of the others, in the same order."""
     values = np.asarray(scores, dtype=float)
     finite = values[np.isfinite(values)]
-    if not len(finite):
-        return np.sign(values)
-    return np.clip(values, finite.min() - 1.0, finite.max() + 1.0)
+    low, high = (finite.min() - 1.0, finite.max() + 1.0) if len(finite) else (-1.0, 1.0)
+    drawable: Array = np.clip(values, low, high)
+    return drawable
 
 
 def _headline(result: AuditResult) -> str:
