@@ -127,7 +127,7 @@ class Line:
         accepted, rejected: how many of the updates looked at were good.
         acceptance: accepted attempts over all.
         passes: records measured for a release, over the expected size of a batch.
-        metric: that of accepted batches, on average.
+        metric: that of accepted batches, on average; None for a coin, which measures none.
         accuracies: test accuracy in percent, one for each seed.
     """
 
@@ -180,7 +180,7 @@ def _line(key: tuple[str, str, float], cells: Sequence[Cell], results: Mapping[C
         rejected=_share(studies, "rejected"),
         acceptance=releases / attempts if attempts else None,
         passes=sum(study["measured"] for study in studies) / batches if batches else None,
-        metric=statistics.fmean(study["metric"] for study in studies) if studies else None,
+        metric=statistics.fmean(study["metric"] for study in studies) if studies and gate == GATE else None,
         accuracies=tuple(100 * result["test_accuracy"] for result in done),
         epsilon=max(float(result["epsilon"]) for result in done) if done else None,
         releases=done[0]["releases"] if done else None,
