@@ -62,7 +62,7 @@ def plan_betas(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class AttemptWatch:
     """Makes the study of a cell's run: about ``looks`` accepted attempts, and as many rejected ones.
 
     The coin's acceptance depends on nothing, so its attempts are not looked at.
@@ -194,4 +194,4 @@ def _share(studies: Sequence[Mapping[str, Any]], kind: str) -> Share:
     )
 
 
-__all__ = ["BETAS", "COIN", "DATASETS", "GATE", "BetaPlan", "Line", "Share", "Watch", "lines_of", "plan_betas"]
+__all__ = ["BETAS", "COIN", "DATASETS", "GATE", "AttemptWatch", "BetaPlan", "Line", "Share", "lines_of", "plan_betas"]
