@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -82,7 +82,7 @@ def reproduce_accuracy(request: Request) -> None:
     failures: dict[Cell, str] = {}
     found = dict(stock.results)
     if not request.no_run:
-        for outcome in _run(request, plan, stock, conditions):
+        for outcome in run_open(request, plan, stock, conditions):
             if outcome.result is None:
                 failures[outcome.cell] = outcome.failure
             else:
@@ -125,7 +125,27 @@ def numbers_of(name: str, given: tuple[str, ...], kind: Callable[[str], Number])
     return list(dict.fromkeys(numbers))
 
 
-def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions) -> Iterator[Outcome]:
+class HowToRun(Protocol):
+    """What running cells needs of a command line."""
+
+    @property
+    def again(self) -> bool: ...
+
+    @property
+    def jobs(self) -> int | None: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def scheduler(self) -> str | None: ...
+
+    @property
+    def as_json(self) -> bool: ...
+
+
+def run_open(request: HowToRun, plan: Plan, stock: Stock, conditions: Conditions) -> Iterator[Outcome]:
+    """Run the cells that have no result, and say on standard error how far that is."""
     screen = _Screen(total=len(stock.open), quiet=request.as_json)
     for remark in stock.remarks:
         screen.say(f"{remark}: it is run again.")

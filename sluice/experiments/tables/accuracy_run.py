@@ -27,6 +27,7 @@ from sluice.experiments.run import Progress, Training, TrainResult, recorded_run
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.tables.accuracy_cells import Cell, PlannedCell
 from sluice.experiments.tables.accuracy_results import SourceState, store_result
+from sluice.experiments.tables.spoiling import spoiled
 from sluice.methods import method_of
 from sluice.runs.folder import configuration_hash, may_begin
 
@@ -104,7 +105,7 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
         clock.note()
         report(progress)
 
-    trained = _train(planned.settings, folder / "run", conditions.data_dir, note)
+    trained = _train(planned, folder / "run", conditions.data_dir, note)
     result = {**_description(planned, trained), **clock.read(), **_surroundings()}
     store_result(conditions.results, planned.cell, result)
     shutil.rmtree(folder)
@@ -112,9 +113,10 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
 
 
 def _train(
-    settings: TrainSettings, path: Path, data_dir: Path | None, report: Callable[[Progress], None]
+    planned: PlannedCell, path: Path, data_dir: Path | None, report: Callable[[Progress], None]
 ) -> TrainResult:
-    splits = _splits(settings.dataset, settings.features, settings.model, data_dir)
+    settings = planned.settings
+    splits = spoiled(_splits(settings.dataset, settings.features, settings.model, data_dir), planned.spoiling)
     if may_begin(path):
         return Training(settings=settings, splits=splits, report=report).start(path)
     recorded = recorded_run(path)
