@@ -224,6 +224,9 @@ def selection(
         bool, typer.Option("--again", help="Discard stored results of these cells and run them from the start.")
     ] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
+    inclusion: Annotated[
+        bool, typer.Option("--inclusion", help="Also measure how often the gate accepts records with large gradients.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", help="Cells at once.", show_default="1")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of PyTorch in each job.")] = None,
     as_json: JsonFlag = False,
@@ -249,6 +252,7 @@ def selection(
             data_dir=data_dir,
             again=again,
             no_run=no_run,
+            inclusion=inclusion,
             jobs=jobs,
             threads=threads,
             as_json=as_json,

@@ -13,6 +13,7 @@ from sluice.cli.reproduce_accuracy import numbers_of, run_open, words_of
 from sluice.experiments.tables.accuracy import take_stock
 from sluice.experiments.tables.accuracy_results import source_state
 from sluice.experiments.tables.accuracy_run import Conditions, forget_cell
+from sluice.experiments.tables.inclusion import inclusion_markdown, run_inclusion, stored_inclusion
 from sluice.experiments.tables.selection import selection_lines, stored_lines, write_selection
 from sluice.experiments.tables.selection_cells import ARMS, plan_selection
 from sluice.experiments.tables.selection_texts import COLUMNS, block_title, blocks, cells_of
@@ -32,6 +33,7 @@ class SelectionRequest:
     data_dir: Path | None
     again: bool
     no_run: bool
+    inclusion: bool
     jobs: int | None
     threads: int | None
     as_json: bool
@@ -63,8 +65,13 @@ def reproduce_selection(request: SelectionRequest) -> None:
         for outcome in run_open(request, plan, take_stock(plan, request.results), conditions):
             if outcome.result is None:
                 failures[outcome.cell.title] = outcome.failure
+        if request.inclusion:
+            for dataset in words_of(request.datasets):
+                for epsilon in numbers_of("epsilons", request.epsilons, float):
+                    run_inclusion(request.results, dataset, epsilon, data_dir=request.data_dir)
     lines = selection_lines(stored_lines(request.results))
-    files = write_selection(lines, request.results)
+    inclusion = inclusion_markdown(stored_inclusion(request.results))
+    files = write_selection(lines, request.results, inclusion=inclusion)
     if request.as_json:
         print_json(
             {

@@ -112,9 +112,7 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
     return result
 
 
-def _train(
-    planned: PlannedCell, path: Path, data_dir: Path | None, report: Callable[[Progress], None]
-) -> TrainResult:
+def _train(planned: PlannedCell, path: Path, data_dir: Path | None, report: Callable[[Progress], None]) -> TrainResult:
     settings = planned.settings
     splits = spoiled(_splits(settings.dataset, settings.features, settings.model, data_dir), planned.spoiling)
     if may_begin(path):

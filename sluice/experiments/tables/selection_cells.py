@@ -23,6 +23,9 @@ CONTROL = "none"
 RECORDS = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "imdb": 25_000}
 """How many training records the data sets of the study have: public."""
 
+SPOILED = ("digits",)
+"""Data sets whose records can be spoiled: plain ones."""
+
 # No gradient of digits is as long as the 11 of its defaults, which are the paper's; the recipes have limits of their own.
 DIGITS_LARGE_NORM = 4.0
 
@@ -102,7 +105,12 @@ REGIMES: dict[str, Regime] = {
 
 
 def plan_selection(
-    *, datasets: Sequence[str], epsilons: Sequence[float], arms: Sequence[str], regimes: Sequence[str], seeds: Sequence[int]
+    *,
+    datasets: Sequence[str],
+    epsilons: Sequence[float],
+    arms: Sequence[str],
+    regimes: Sequence[str],
+    seeds: Sequence[int],
 ) -> Plan:
     """Which runs the study needs. No record is read."""
     for name, given, allowed in (("datasets", datasets, RECORDS), ("arms", arms, ARMS), ("regimes", regimes, REGIMES)):
@@ -110,6 +118,11 @@ def plan_selection(
             validate.one_of(allowed, **{name: word})
         if not given:
             raise InputError(f"{name} is empty: give at least one of {', '.join(allowed)}.")
+    for regime in regimes:
+        if REGIMES[regime].spoiling is not None and any(dataset not in SPOILED for dataset in datasets):
+            raise InputError(
+                f"regimes={regime!r} is only allowed for {', '.join(SPOILED)}: other records are not spoiled here."
+            )
     if not epsilons or not seeds:
         raise InputError("epsilons and seeds must not be empty: give at least one of each.")
     cells = []
@@ -136,11 +149,12 @@ def _cell(settings: TrainSettings, arm: str, regime: str, seed: int) -> PlannedC
 def arm_settings(dataset: str, epsilon: float, arm: str, regime: str) -> TrainSettings:
     """The best recipe for the data set under a gate, with this arm in the gate's place."""
     chosen, where = ARMS[arm], REGIMES[regime]
-    base = _settings(dataset, epsilon, where.overrides | chosen.overrides | (where.gate if arm == "gate" else {}))
+    common = {**where.overrides, **chosen.overrides}
+    base = _settings(dataset, epsilon, {**common, **(where.gate if arm == "gate" else {})})
     if chosen.as_strong_as_the_gate is None:
         return base
     strength = strength_of_the_gate(arm_settings(dataset, epsilon, "gate", regime))
-    return _settings(dataset, epsilon, where.overrides | chosen.overrides | {chosen.as_strong_as_the_gate: strength})
+    return _settings(dataset, epsilon, {**common, chosen.as_strong_as_the_gate: strength})
 
 
 def _settings(dataset: str, epsilon: float, overrides: Mapping[str, Any]) -> TrainSettings:
