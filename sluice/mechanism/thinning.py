@@ -94,7 +94,9 @@ class ThinningGate(Gate):
             ``ratio_max`` times, and at least ``ratio_min`` times, as likely as without it, as if batches were accepted in this
             ratio (docs/accounting.md, section 12.3).
         """
-        steepness = self.large_norm / (self.large_norm - (self.small_norm or 0.0))
+        # Where small norms are still open, the metric may come to rise as steeply as it is allowed to.
+        small = LARGEST_SMALL_NORM * self.large_norm if self.small_norm is None else self.small_norm
+        steepness = self.large_norm / (self.large_norm - small)
         metric_error = 2 * NORM_ERROR * steepness + METRIC_GRID
         # The metric moves a probability by at most its strength, and a probability of being left out is at least 2^-8.
         change = abs(self.strength) * metric_error / (1 - LARGEST_SHARE) + 2.0**-40

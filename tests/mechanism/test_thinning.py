@@ -118,6 +118,12 @@ def test_preferring_large_gradients_costs_more():
     assert mechanism().expected_candidates == 100
 
 
+def test_what_is_still_open_is_charged_as_the_steepest():
+    open_gate = replace(GATE, small_norm=None)
+    filled = [open_gate.for_batches_of(1.0, small_norm=small) for small in (0.0, 0.5, 1.8, 9.0)]
+    assert all(gate.acceptance.ratio_max <= open_gate.acceptance.ratio_max for gate in filled)
+
+
 def test_ledgers_keep_both():
     tempered = Tempered(base=GlobalScaling(bound=0.5), gate=ThinningGate(strength=-2.0), sample_rate=0.3)
     for each in (mechanism(), mechanism(gate=None, scaling=tempered), mechanism(scaling=tempered)):
