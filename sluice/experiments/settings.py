@@ -207,10 +207,10 @@ class TrainSettings:
                 f"tempering={self.tempering} is not allowed for method={self.method!r}: only methods that sample each record "
                 "alike have it. Leave it out."
             )
-        if self.chosen_gate == "thinning" and self.batch_size == 0:
+        if self.batch_size == 0 and (self.chosen_gate == "thinning" or self.tempering is not None):
             raise InputError(
-                "batch_size=0 is not allowed with gate='thinning': odds of being in every batch stay what they are, and nobody "
-                "would be left out. Give a batch size below the number of records."
+                "batch_size=0 is not allowed with gate='thinning' or tempering: odds of being in every batch stay what they are, "
+                "and nobody would be left out. Give a batch size below the number of records."
             )
         if self.shrinkage is not None and not self.noise_of_weights_is_known:
             raise InputError(

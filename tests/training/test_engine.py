@@ -161,6 +161,19 @@ def test_a_thinned_step_is_the_sum_over_those_whose_coins_let_them():
         assert torch.allclose(p, start - 0.5 * slot / (rate * RECORDS), atol=1e-4)
 
 
+def test_a_loop_over_means_is_charged_for_all_records_of_a_piece():
+    run = Run(gate=THINNING, max_physical_batch_size=16)
+    assert run.engine.mechanism.gate.moved_records == 16
+    assert Run(gate=THINNING, loss_reduction="sum").engine.mechanism.gate.moved_records == 1
+    uncharged = replace(run.engine.mechanism, gate=THINNING)
+    engine, model = PrivacyEngine(seed=1), small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine.make_private_by(uncharged, module=model, optimizer=optimizer, data_loader=blobs())
+    with pytest.raises(InputError, match="moved_records=1 is not allowed in a loop of your own over a mean"):
+        engine.ordinary_loop()
+    assert next(engine.releases(F.cross_entropy)) == 1
+
+
 def snapshot(run: Run) -> dict:
     return copy.deepcopy(
         {

@@ -12,6 +12,7 @@ from sluice.data import names as data_set_names
 from sluice.experiments.settings import TrainSettings, assignment, epsilon_has_effect, settings_from
 from sluice.experiments.tables import ablation
 from sluice.experiments.tables.accuracy_printed import DATASETS, has_printed_row
+from sluice.experiments.tables.spoiling import Spoiling
 from sluice.methods import METHODS, method_of
 
 ALL = "all"
@@ -91,10 +92,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCell:
-    """A cell and the settings of its run."""
+    """A cell, the settings of its run, and what is done to its training records before."""
 
     cell: Cell
     settings: TrainSettings
+    spoiling: Spoiling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
