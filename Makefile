@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: test demo test-slow lint types unit format setup clean
+.PHONY: test demo docs test-slow test-integrations lint types unit format setup clean
 
 test: lint types unit
 
@@ -31,12 +31,22 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+# The libraries that Sluice trains inside of are heavy, so they have an environment of their own.
+test-integrations:
+	test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[integrations]' pytest
+	.venv-integrations/bin/python -m pytest tests/integrations
+
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+# The site, with broken links refused; build/site/index.html can be opened as a file.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-integrations .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -19,8 +19,8 @@ MODULES = {file.relative_to(ROOT): file.read_text("utf-8") for file in sorted(RO
 
 #: Each may import what stands before it, and nothing else: neither lazily nor for types.
 ROOMS = (
-    *("_base", "accounting", "mechanism", "randomness", "gradients", "runs", "audit", "training", "methods"),
-    *("data", "features", "models", "attacks", "experiments", "cli"),
+    *("_base", "accounting", "mechanism", "planner", "randomness", "gradients", "runs", "audit", "training", "methods"),
+    *("compat", "integrations", "data", "features", "models", "attacks", "experiments", "cli"),
 )
 
 MOST_LINES = 450
@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": f"plan {PLAN}",
     "plan-with-plot": f"plan {EPSILON} --epsilon 2",
     "methods": "methods",
+    "planner": "serve --help",
     "help": "--help",
     "help-of-train": "train --help",
 }

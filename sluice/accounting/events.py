@@ -16,7 +16,7 @@ from sluice.accounting.dpa import DpEvent, GaussianDpEvent, PoissonSampledDpEven
 class SelectiveReleaseDpEvent(Encoded, DpEvent):
     """One release of the loop below, under adding or removing one record ``z``.
 
-    ::
+    Example::
 
         repeat (at most max_attempts times, if that is given)
             B      <- Poisson sample: every record independently with probability sampling_probability

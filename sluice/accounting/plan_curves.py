@@ -118,7 +118,7 @@ def as_svg(curves: PlanCurves) -> str:
         x_label="releases",
         y_label="epsilon",
         bottom=0.0,
-        top=1.05 * max([*finite, target]),
+        top=1.05 * max([*finite, target]) or 1.0,  # an epsilon of 0 is possible, an empty axis is not
         lines=[_line(curve, curves.releases, *styles[curve.letter]) for curve in curves.curves],
         level=Line(points=[(0.0, target)], color=GREY, dash="dotted", width=1.0, label="target"),
     ).as_svg()

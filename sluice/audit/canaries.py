@@ -20,6 +20,7 @@ from torch.utils.data import default_collate as collated
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.records import reads_by_index
 from sluice.audit.guesses import require_canaries
 from sluice.gradients.trees import apply, mapped
 
@@ -116,7 +117,7 @@ def canary_norm(mechanism: Any, kind: str) -> float:
     """
     scaling, gate = getattr(mechanism, "scaling", None), getattr(mechanism, "gate", None)
     clip = _first_of(scaling if scaling is not None else mechanism, ("max_grad_norm", "first_clip_norm"), 1.0)
-    bound = _first_of(scaling, ("bound",), clip)
+    bound = _first_of(scaling, ("unclipped_norm",), clip)
     large, small = _first_of(gate, ("large_norm",), 0.0), _first_of(gate, ("small_norm",), bound)
     if kind == "loud":
         return 2 * max(clip, bound, large)
@@ -210,7 +211,7 @@ class WithCanaries(Dataset[Any]):
             raise InputError(
                 f"a record of the data set is a {type(self._blank).__name__}: with canaries it must be (inputs..., target)."
             )
-        if hasattr(source, "batch") or isinstance(source, TensorDataset):
+        if reads_by_index(source) or isinstance(source, TensorDataset):
             self.batch = self._batch
 
     def __len__(self) -> int:

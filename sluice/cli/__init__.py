@@ -14,7 +14,8 @@ from typer.exceptions import TyperException
 
 from sluice import __version__
 from sluice._base.errors import SluiceError
-from sluice.cli import accounting, attack, audit, bench, data, features, methods, reproduce, runs, train
+from sluice._base.extras import needing_extras
+from sluice.cli import accounting, attack, audit, bench, data, features, methods, reproduce, runs, serve, train
 
 EXAMPLES = (
     "sluice train --dataset digits --epsilon 3",
@@ -22,13 +23,15 @@ EXAMPLES = (
     "sluice verify runs/digits-dpsr-cg-1",
     "sluice predict runs/digits-dpsr-cg-1 images.npz",
     "sluice certificate runs/digits-dpsr-cg-1",
+    "sluice report runs/digits-dpsr-cg-1 runs/digits-dpsgd-1 -o report.html",
     "sluice private runs/digits-dpsr-cg-1",
     "sluice audit rehearse --run runs/digits-dpsr-cg-1",
     "sluice plan --dataset-size 60000 --batch-size 1024 --releases 1000 --epsilon 1 --delta 1e-5",
     "sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 1000 --delta 1e-5",
+    "sluice serve",
     "sluice reproduce q-sup",
     "sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3",
-    "sluice attack lira --dataset digits",
+    "sluice attack --dataset digits --attacks loss,lira",
     "sluice features list",
     "sluice data verify",
     "sluice bench gradients",
@@ -61,17 +64,19 @@ def _root(
 
 app.command()(accounting.epsilon)
 app.command()(accounting.plan)
+app.command()(serve.serve)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
 app.add_typer(features.app, name="features")
 app.add_typer(bench.app, name="bench")
 app.add_typer(audit.app, name="audit")
-app.add_typer(attack.app, name="attack")
+app.command()(attack.attack)
 app.command()(train.train)
 app.command()(methods.methods)
 app.command()(runs.verify)
 app.command()(runs.predict)
 app.command()(runs.certificate)
+app.command()(runs.report)
 app.command()(runs.private)
 
 
@@ -81,7 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
     command = typer.main.get_command(app)
     try:
-        code = command.main(args=arguments, prog_name="sluice", standalone_mode=False)
+        with needing_extras():
+            code = command.main(args=arguments, prog_name="sluice", standalone_mode=False)
     except TyperException as error:
         if not error.format_message():  # the command was called bare: its help is already on the screen
             sys.exit(2)

@@ -12,6 +12,7 @@ from sluice.cli.output import JsonFlag, print_json, print_table
 if TYPE_CHECKING:
     from sluice.accounting.calibration import Calibration
     from sluice.accounting.privacy_report import PrivacyReport
+    from sluice.mechanism.thinning import ThinningGate
 
 DatasetSize = Annotated[int, typer.Option("--dataset-size", help="Number of training records N.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Expected batch size B; the sampling rate is B / N.")]
@@ -28,6 +29,13 @@ ReferenceNoise = Annotated[
 MaxAttempts = Annotated[
     int | None, typer.Option("--max-attempts", help="Give up on a release after this many attempts; charged to delta.")
 ]
+Strength = Annotated[
+    float | None,
+    typer.Option(
+        "--strength",
+        help="Keep each record by a coin of its own (the gate thinning), at this strength: no gate noise, no attempts.",
+    ),
+]
 
 
 def epsilon(
@@ -43,12 +51,14 @@ def epsilon(
     clip_range: ClipRange = 2.0,
     reference_noise: ReferenceNoise = None,
     max_attempts: MaxAttempts = None,
+    strength: Strength = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Account for given numbers by every accountant, side by side.
 
     With --gate-noise the run is gated: only accepted updates are released. Without --reference-noise the published
-    reference then has 5 times the gradient noise. Figures that start with "paper" are claims, not guarantees.
+    reference then has 5 times the gradient noise. With --strength each record is kept by a coin of its own, which costs what no
+    gate costs, or, if it is negative, what a larger batch costs. Figures that start with "paper" are claims, not guarantees.
 
     Example: sluice epsilon --dataset-size 60000 --batch-size 1024 --noise-multiplier 2 --releases 2000 --delta 1e-5
     --gate-noise 1 --reference-noise 10
@@ -57,14 +67,16 @@ def epsilon(
     from sluice._base.errors import InputError
     from sluice.accounting.gate_calibration import REFERENCE_RATIO
     from sluice.accounting.privacy_report import privacy_report
-    from sluice.mechanism.gates import ClippingBiasGate
+    from sluice.mechanism.gates import ClippingBiasGate, Gate
     from sluice.mechanism.rates import exact_sample_rate
 
     rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
     validate.positive(noise_multiplier=noise_multiplier)
-    if gate_noise is None and (reference_noise is not None or max_attempts is not None):
+    gate: Gate | None = _thinning(strength, gate_noise, reference_noise, max_attempts)
+    if gate is not None:
+        rate = gate.candidate_rate(rate)
+    elif gate_noise is None and (reference_noise is not None or max_attempts is not None):
         raise InputError("--reference-noise and --max-attempts describe a gate: give --gate-noise as well.")
-    gate = None
     if gate_noise is not None:
         gate = ClippingBiasGate(
             beta=beta,
@@ -87,10 +99,12 @@ def epsilon(
                 "gate": _gate_summary(gate),
                 "reasons": report.reasons,
                 "meanings": _meanings(),
+                "warnings": _warnings(delta, dataset_size),
             }
         )
         return
     _print_report(report)
+    _print_warnings(delta, dataset_size)
 
 
 def plan(
@@ -108,6 +122,7 @@ def plan(
     relative_gate_noise: Annotated[
         float, typer.Option("--relative-gate-noise", help="Noise of a decision over 4 times the gradient noise.")
     ] = 1.0,
+    strength: Strength = None,
     accountant: Annotated[str, typer.Option("--accountant", help="pld (tighter) or rdp.")] = "pld",
     plot: Annotated[Path, typer.Option("--plot", help="Where the plot goes, as SVG.")] = Path("plan.svg"),
     as_json: JsonFlag = False,
@@ -121,27 +136,33 @@ def plan(
     from sluice._base.errors import InputError
     from sluice.accounting.calibration import calibrate
     from sluice.accounting.privacy_report import privacy_report
-    from sluice.mechanism.gates import ClippingBiasGate
+    from sluice.mechanism.gates import ClippingBiasGate, Gate
     from sluice.mechanism.rates import exact_sample_rate
 
     if not gated and any(value is not None for value in (gate_noise, reference_noise, max_attempts)):
         raise InputError("--no-gate is not allowed together with --gate-noise, --reference-noise or --max-attempts.")
-    gate = ClippingBiasGate(
-        beta=beta,
-        clip_range=clip_range,
-        gate_noise=gate_noise,
-        reference_noise=reference_noise,
-        max_attempts=max_attempts,
-    )
+    gate: Gate | None = _thinning(strength, gate_noise, reference_noise, max_attempts)
+    rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
+    if gate is not None:
+        if not gated:
+            raise InputError("--no-gate is not allowed together with --strength.")
+    elif gated:
+        gate = ClippingBiasGate(
+            beta=beta,
+            clip_range=clip_range,
+            gate_noise=gate_noise,
+            reference_noise=reference_noise,
+            max_attempts=max_attempts,
+        )
     task: dict[str, Any] = {
-        "sample_rate": exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size),
+        "sample_rate": rate if gate is None else gate.candidate_rate(rate),
         "releases": releases,
         "target_epsilon": target_epsilon,
         "target_delta": delta,
         "accountant": accountant,
     }
-    chosen = calibrate(**task, gate=gate if gated else None, relative_gate_noise=relative_gate_noise)
-    plain = calibrate(**task)
+    chosen = calibrate(**task, gate=gate, relative_gate_noise=relative_gate_noise)
+    plain = calibrate(**{**task, "sample_rate": rate})
     report = privacy_report(
         sample_rate=chosen.sample_rate,
         noise_multiplier=chosen.noise_multiplier,
@@ -151,12 +172,46 @@ def plan(
     )
     if as_json:
         print_json(
-            {**_plan_summary(chosen, plain), **report.figures(), "reasons": report.reasons, "meanings": _meanings()}
+            {
+                **_plan_summary(chosen, plain),
+                **report.figures(),
+                "reasons": report.reasons,
+                "meanings": _meanings(),
+                "warnings": _warnings(delta, dataset_size),
+            }
         )
         return
     _print_plan(chosen, plain)
     _print_report(report)
+    _print_warnings(delta, dataset_size)
     _draw(chosen, plot)
+
+
+def _thinning(strength: float | None, *of_other_gates: float | None) -> ThinningGate | None:
+    """The gate that --strength describes, for which options of other gates mean nothing."""
+    from sluice._base.errors import InputError
+    from sluice.mechanism.thinning import ThinningGate
+
+    if strength is None:
+        return None
+    if any(value is not None for value in of_other_gates):
+        raise InputError(
+            "--strength is not allowed together with --gate-noise, --reference-noise or --max-attempts: this gate has neither "
+            "noise nor attempts."
+        )
+    return ThinningGate(strength=strength)
+
+
+def _warnings(delta: float, dataset_size: int) -> list[str]:
+    from sluice.mechanism.delta import delta_problem
+
+    problem = delta_problem(delta, records=dataset_size)
+    return [problem] if problem else []
+
+
+def _print_warnings(delta: float, dataset_size: int) -> None:
+    for warning in _warnings(delta, dataset_size):
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def _plan_summary(chosen: Calibration, plain: Calibration) -> dict[str, Any]:
@@ -178,6 +233,8 @@ def _plan_summary(chosen: Calibration, plain: Calibration) -> dict[str, Any]:
 def _gate_summary(gate: Any) -> dict[str, Any] | None:
     if gate is None:
         return None
+    if gate.thins:
+        return {"gate": gate.kind, "strength": gate.strength}
     return {
         "gate_noise": gate.gate_noise,
         "reference_noise": gate.reference_noise,
@@ -203,7 +260,11 @@ def _print_plan(chosen: Calibration, plain: Calibration) -> None:
             f"plain DP-SGD needs {plain.noise_multiplier:.5g}",
         )
     ]
-    if chosen.gate is not None:
+    if chosen.gate is not None and chosen.gate.thins:
+        rows.append(
+            ("strength", f"{chosen.gate.strength:g}", f"candidates are drawn at the rate {chosen.sample_rate:.5g}")
+        )
+    elif chosen.gate is not None:
         worst = chosen.gate.acceptance.probability_min
         rows += [
             ("gate noise", f"{chosen.gate_noise:.5g}", f"the worst batch is accepted with probability {worst:.3g}"),

@@ -9,9 +9,12 @@ import typer
 
 from sluice.cli.job_options import Address, Backend, Jobs, Retries
 from sluice.cli.output import JsonFlag, print_json, print_table
+from sluice.cli.reproduce_studies import COMMANDS
 from sluice.experiments.jobs import RETRIES
 
 app = typer.Typer(help="Recompute a table of the DPSR-CG paper.", no_args_is_help=True)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 @app.callback()

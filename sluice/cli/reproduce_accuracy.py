@@ -24,7 +24,7 @@ from sluice.experiments.tables.accuracy import Stock, take_stock, write_table
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell, parse_overrides, plan_cells
 from sluice.experiments.tables.accuracy_jobs import run_cells
 from sluice.experiments.tables.accuracy_results import source_state
-from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell
+from sluice.experiments.tables.accuracy_run import Conditions, Outcome, Watch, forget_cell
 from sluice.experiments.tables.accuracy_table import Line, table_lines
 from sluice.experiments.tables.accuracy_tables import AccuracyTable
 from sluice.experiments.tables.accuracy_texts import COLUMNS, below_the_printed, block_title, blocks, cells_of
@@ -56,7 +56,6 @@ class Request:
 
 def reproduce_accuracy(request: Request) -> None:
     """Run the command."""
-    _check(request)
     epsilons = numbers_of("epsilons", request.epsilons, float)
     plan = plan_cells(
         datasets=words_of(request.datasets),
@@ -67,6 +66,42 @@ def reproduce_accuracy(request: Request) -> None:
         overrides=parse_overrides(request.changes),
         tag=request.tag,
     )
+    finished = finish_cells(request, plan)
+    lines = table_lines(
+        plan, finished.found, epsilons=epsilons, failures=finished.failures, printed=request.table.printed
+    )
+    files = write_table(lines, request.output or request.results / "table", request.table)
+    if request.as_json:
+        print_json(_as_json(plan, lines, files, finished))
+    else:
+        _print(lines, files)
+    if finished.failures:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What is there of a plan's cells after a command has run: results, of which some were stored before, and failures."""
+
+    found: Mapping[Cell, Mapping[str, Any]]
+    failures: Mapping[Cell, str]
+    reused: int
+
+
+def finish_cells(
+    request: Request,
+    plan: Plan,
+    *,
+    watch: Watch | None = None,
+    lacks: Callable[[Mapping[str, Any]], str] = lambda result: "",
+) -> Finished:
+    """Run the cells that have no result, and give all results.
+
+    Args:
+        watch: makes what watches a cell's run, and adds to its result.
+        lacks: says what a stored result lacks, so that its cell is run again; "" for nothing.
+    """
+    _check(request)
     conditions = Conditions(
         results=request.results.absolute(),
         work=(request.work or cache_dir() / "accuracy").absolute(),
@@ -77,23 +112,16 @@ def reproduce_accuracy(request: Request) -> None:
     if request.again:
         for planned in plan.cells:
             forget_cell(conditions, planned)
-    stock = take_stock(plan, request.results)
+    stock = take_stock(plan, request.results, lacks=lacks)
     failures: dict[Cell, str] = {}
     found = dict(stock.results)
     if not request.no_run:
-        for outcome in _run(request, plan, stock, conditions):
+        for outcome in _run(request, plan, stock, conditions, watch):
             if outcome.result is None:
                 failures[outcome.cell] = outcome.failure
             else:
                 found[outcome.cell] = outcome.result
-    lines = table_lines(plan, found, epsilons=epsilons, failures=failures)
-    files = write_table(lines, request.output or request.results / "table", references=request.table.references)
-    if request.as_json:
-        print_json(_as_json(plan, found, lines, files, failures, reused=len(stock.results)))
-    else:
-        _print(lines, files)
-    if failures:
-        raise typer.Exit(1)
+    return Finished(found=found, failures=failures, reused=len(stock.results))
 
 
 def _check(request: Request) -> None:
@@ -123,7 +151,7 @@ def numbers_of(name: str, given: tuple[str, ...], kind: Callable[[str], Number])
     return list(dict.fromkeys(numbers))
 
 
-def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions) -> Iterator[Outcome]:
+def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions, watch: Watch | None) -> Iterator[Outcome]:
     screen = _Screen(total=len(stock.open), quiet=request.as_json)
     for remark in stock.remarks:
         screen.say(f"{remark}: it is run again.")
@@ -133,7 +161,9 @@ def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions) -> 
     ended = 0
     try:
         with sigterm_as_interrupt(), screen.shown():
-            for outcome in run_cells(stock.open, conditions, options=request.options, report=screen.report):
+            for outcome in run_cells(
+                stock.open, conditions, options=request.options, report=screen.report, watch=watch
+            ):
                 ended += 1
                 screen.ended(outcome, ended)
                 yield outcome
@@ -203,15 +233,7 @@ def _print(lines: list[Line], files: Mapping[str, Path]) -> None:
     typer.echo(f"Written: {', '.join(map(str, files.values()))}")
 
 
-def _as_json(
-    plan: Plan,
-    found: Mapping[Cell, Mapping[str, Any]],
-    lines: list[Line],
-    files: Mapping[str, Path],
-    failures: Mapping[Cell, str],
-    *,
-    reused: int,
-) -> dict[str, Any]:
+def _as_json(plan: Plan, lines: list[Line], files: Mapping[str, Path], finished: Finished) -> dict[str, Any]:
     return {
         "lines": [
             {
@@ -224,9 +246,9 @@ def _as_json(
             for line in lines
         ],
         "cells": len(plan.cells),
-        "stored": len(found),
-        "reused": reused,
-        "failed": {cell.title: failure for cell, failure in failures.items()},
+        "stored": len(finished.found),
+        "reused": finished.reused,
+        "failed": {cell.title: failure for cell, failure in finished.failures.items()},
         "left_out": {f"{dataset}, {row}": reason for (dataset, row), reason in plan.left_out.items()},
         "files": {kind: str(path) for kind, path in files.items()},
     }

@@ -107,6 +107,34 @@ def certificate(run: Run, as_json: JsonFlag = False) -> None:
     typer.echo(f"Written to {folder.public}: certificate.json, certificate.md, certificate.html, epsilon.svg")
 
 
+def report(
+    runs: Runs,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    delta: Delta = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write one self-contained HTML page about one run or several: guarantee, accuracy, budget, comparison, audits.
+
+    It is made from the public folders alone. The exit code is 1 if something that a run publishes does not hold; the
+    page then says what.
+
+    Example: sluice report runs/first runs/second -o report.html
+    """
+    from sluice._base.files import write_atomically
+    from sluice.runs.report import report_page
+
+    page, holds = report_page(runs, delta=delta)
+    write_atomically(output, page.encode("utf-8"), public=True)
+    if as_json:
+        print_json({"file": str(output), "holds": holds})
+    else:
+        typer.echo(f"Written: {output}")
+        if not holds:
+            typer.echo("Warning: not everything that these runs publish holds; the page says what.", err=True)
+    if not holds:
+        raise typer.Exit(1)
+
+
 def private(run: Run, as_json: JsonFlag = False) -> None:
     """Draw acceptance and metric of a run into its private folder. For the developer's own eyes: do not publish.
 

@@ -101,6 +101,7 @@ def print_plan(training: Training) -> None:
     text = f"epsilon {target:g} at delta {settings.delta:g}, by {settings.accountant}" if target else "none"
     rows.append(("target", text))
     rows += _figure_rows(mechanism, settings.delta)
+    rows += [("note", note) for note in training.notes]
     if settings.seed is not None:
         rows.append(("seed", f"{settings.seed}: for experiments only, protects nobody"))
     print_table(("", ""), rows, title="Plan")

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from sluice._base.errors import DataError
+from sluice._base.extras import needing_extras
 from sluice._base.files import replaced_atomically
 from sluice._base.progress import terminal_bar
 from sluice.data.files import DataFile
@@ -99,8 +100,9 @@ def download(
 
 
 def _fetch(file: DataFile, url: str, target: Path, timeout: tuple[float, float]) -> None:
-    import pooch  # with requests: slow to load, and needed only where a file is missing
-    import requests
+    with needing_extras():
+        import pooch  # with requests: slow to load, and needed only where a file is missing
+        import requests
 
     with _progress(file, url) as bar, replaced_atomically(target) as temporary, ExitStack() as connections:
         fetch = pooch.HTTPDownloader(

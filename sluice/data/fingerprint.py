@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice._base.errors import InputError
+from sluice._base.records import reads_by_index
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -36,10 +37,9 @@ def fingerprint(examples: SizedRecords) -> str:
     digest = hashlib.sha256(b"sluice data, version 1\n")
     count = len(examples)
     digest.update(f"{count} records\n".encode("ascii"))
-    batch = getattr(examples, "batch", None)
-    if callable(batch):
+    if reads_by_index(examples):
         for start in range(0, count, _RECORDS_AT_ONCE):
-            _add(digest, batch(torch.arange(start, min(start + _RECORDS_AT_ONCE, count))), "examples")
+            _add(digest, examples.batch(torch.arange(start, min(start + _RECORDS_AT_ONCE, count))), "examples")  # type: ignore[attr-defined]
     else:
         for index in range(count):
             _add(digest, examples[index], f"examples[{index}]")

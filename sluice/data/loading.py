@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from sluice._base.errors import DataError, InputError
+from sluice._base.extras import needing_extras
 from sluice._base.validate import one_of, open_fraction, positive_integer
 from sluice.data import own
 from sluice.data.catalog import CATALOG, DIGITS, IMDB, entry_named, names
@@ -156,7 +157,8 @@ def _embedded_digits() -> np.ndarray:
     package = find_spec("sklearn")
     path = Path(package.origin if package and package.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():
-        from sklearn.datasets import load_digits
+        with needing_extras():
+            from sklearn.datasets import load_digits
 
         return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
     try:

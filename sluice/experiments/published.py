@@ -80,7 +80,7 @@ class PublishedModel:
 def load_model(run: str | Path) -> PublishedModel:
     """The model of a finished run, from its ``public/`` folder alone.
 
-    ::
+    Example::
 
         model = sluice.load_model("runs/mnist-dpsgd-1")
         model.predict(images)  # numbers of classes

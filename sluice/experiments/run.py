@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from sluice.experiments.update_rule import make_optimizer
 from sluice.features import RowFeatures
 from sluice.features.examples import RowExamples
 from sluice.mechanism.base import Mechanism
+from sluice.mechanism.delta import DeltaWarning, delta_problem
 from sluice.methods import method_of, planned_mechanism
 from sluice.models import create_model
 from sluice.runs.certificate import FEATURE_STATEMENTS
@@ -86,6 +88,7 @@ class Training:
             between checkpoints, and makes a hundred in a seeded run, which loses nothing. It changes no result.
         report: called after every release, with public values only.
         report_private: called after every release with what must not be published.
+        observe_attempt: called with every attempt of a gate, which is sensitive; a study's (`TrainingOptions`).
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Training:
         max_physical_batch_size: int = 1024,
         report: Callable[[Progress], None] = lambda progress: None,
         report_private: Callable[[TraceRow], None] = lambda row: None,
+        observe_attempt: Callable[[Any], None] | None = None,
     ) -> None:
         if checkpoint_every is None and settings.seed is not None:
             checkpoint_every = max(1, settings.releases // 100)
@@ -107,6 +111,7 @@ class Training:
         self.settings = settings
         self._report = report
         self._report_private = report_private
+        self._observe_attempt = observe_attempt
         self._checkpoint_every = checkpoint_every
         self._piece_size = max_physical_batch_size
         self._train: Examples = splits.train
@@ -127,10 +132,16 @@ class Training:
         self._optimizer, self._scheduler = make_optimizer(settings, self.model)
         self.engine = PrivacyEngine(accountant=settings.accountant, seed=settings.seed)
         self._interrupt = DelayedInterrupt()
-        self._notes: list[str] = []
+        failure = delta_problem(settings.delta, records=len(self._train)) if self.mechanism.provable else None
+        self._notes: list[str] = [failure] if failure else []
         self._latest: Evaluation | None = None
         self._workers = join()
         self._centre: Tensor | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know before the run begins."""
+        return tuple(self._notes)
 
     def start(self, path: Path) -> TrainResult:
         """Train in a new folder.
@@ -296,6 +307,7 @@ class Training:
                 max_physical_batch_size=self._piece_size,
                 before_release=before_release,
                 canaries=self._canaries,
+                observe_attempt=self._observe_attempt,
             ),
         )
 
@@ -328,7 +340,8 @@ class Training:
         with self._published_model() as model:
             publication.publish_model(self._encoded(model), ledger)
         if self._canaries is not None:
-            write_audit(folder, self.engine.audit(delta=self.settings.delta))
+            found = self.engine.auditing.evidence(delta=self.settings.delta, accountant=self.engine.accountant)
+            write_audit(folder, found)
         publication.publish_certificate()
         return result_of(folder, notes=tuple(self._notes))
 
@@ -358,7 +371,9 @@ class Training:
         if self._latest is None or self._latest.release != release:
             with self._published_model() as model:
                 test_accuracy = accuracy(model, self._test)
-            epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeltaWarning)  # it is among the notes
+                epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
             self._latest = Evaluation(
                 release=release, epsilon_if_planned_to_stop_here=epsilon, test_accuracy=test_accuracy
             )

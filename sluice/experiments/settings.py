@@ -64,14 +64,36 @@ class TrainSettings:
     optimizer: str = _setting("sgd", OPTIMISATION, "What applies releases", choices=("sgd", "adam", "adamw"))
     lr: float = _setting(0.5, OPTIMISATION, "Learning rate.")
     momentum: float = _setting(0.9, OPTIMISATION, "Of sgd.")
+    weight_decay: float | None = _setting(
+        None, OPTIMISATION, "Of the optimizer; if not given, what PyTorch does by default.", **codec.ADDED_IF_GIVEN
+    )
     lr_schedule: str = _setting(
-        "constant", OPTIMISATION, "Learning rate over the releases", choices=("constant", "linear", "cosine")
+        "constant",
+        OPTIMISATION,
+        "Learning rate over the releases (step: a tenth in the second half)",
+        choices=("constant", "linear", "cosine", "step"),
     )
     max_grad_norm: float = _setting(1.0, GATE, "Maximum norm of a record's weighted gradient [C].")
     scaling: str = _setting("global", GATE, "From gradient norms to weights", choices=("clip", "global", "normalise"))
     scaling_bound: float = _setting(1.0, GATE, "S of global scaling, gamma of normalise.")
     gate: str | None = _setting(
-        None, GATE, "What decides on release, by default the method's own", choices=("clipping-bias", "coin", "none")
+        None,
+        GATE,
+        "What decides on release, by default the method's own",
+        choices=("clipping-bias", "thinning", "coin", "none"),
+    )
+    strength: float | None = _setting(
+        None,
+        GATE,
+        "Of the gate thinning: by how much the logarithm of a record's odds falls where its gradient counts fully; 1 if not "
+        "given, negative to prefer large gradients.",
+        **codec.ADDED_IF_GIVEN,
+    )
+    tempering: float | None = _setting(
+        None,
+        GATE,
+        "Weight records by what they would be kept with at this strength, instead of leaving any out.",
+        **codec.ADDED_IF_GIVEN,
     )
     beta: float = _setting(3.0, GATE, "Threshold of the gate.")
     clip_range: float = _setting(2.0, GATE, "Clip of the gate's difference.")
@@ -145,6 +167,8 @@ class TrainSettings:
                 validate.positive(**{name: getattr(self, name)})
         if self.reference_noise is not None:
             validate.positive_or_infinite(reference_noise=self.reference_noise)
+        if self.weight_decay is not None:
+            validate.non_negative(weight_decay=self.weight_decay)
         if self.max_attempts is not None:
             validate.positive_integer(max_attempts=self.max_attempts)
         if self.classes is not None:
@@ -153,6 +177,10 @@ class TrainSettings:
             from sluice.audit.guesses import require_canaries
 
             require_canaries(self.canaries)
+        if (self.strength, self.tempering) != (None, None):
+            from sluice.mechanism.thinning import require_strength
+
+            require_strength(strength=self.strength or 0.0, tempering=self.tempering or 0.0)
         if self.coin_probability is not None:
             validate.fraction(coin_probability=self.coin_probability)
         for name in ("momentum", "ema_decay", "hold_out", "reference_decay"):
@@ -174,10 +202,20 @@ class TrainSettings:
                 f"mean_noise={self.mean_noise} is not allowed with features={self.features!r} and method={self.method!r}: only "
                 "rows of images, under methods that sample each record alike, are centred. Leave it out."
             )
+        if self.tempering is not None and not method_of(self.method).is_selective:
+            raise InputError(
+                f"tempering={self.tempering} is not allowed for method={self.method!r}: only methods that sample each record "
+                "alike have it. Leave it out."
+            )
+        if self.chosen_gate == "thinning" and self.batch_size == 0:
+            raise InputError(
+                "batch_size=0 is not allowed with gate='thinning': odds of being in every batch stay what they are, and nobody "
+                "would be left out. Give a batch size below the number of records."
+            )
         if self.shrinkage is not None and not self.noise_of_weights_is_known:
             raise InputError(
                 f"shrinkage={self.shrinkage} is not allowed here: the noise in each weight is only known for softmax and "
-                "weighted-words with sgd, a constant learning rate, no average, and methods that sample each record alike."
+                "weighted-words with sgd, a constant learning rate, no average or weight decay, and methods that sample each record alike."
             )
         object.__setattr__(self, "options", asdict(self.own_options))
 
@@ -198,7 +236,7 @@ class TrainSettings:
         """Whether the noise that training leaves in each weight is one public number."""
         return (
             self.model in ("softmax", "weighted-words")
-            and (self.optimizer, self.lr_schedule, self.ema_decay) == ("sgd", "constant", 0.0)
+            and (self.optimizer, self.lr_schedule, self.ema_decay, self.weight_decay) == ("sgd", "constant", 0.0, None)
             and method_of(self.method).is_selective
         )
 
@@ -247,7 +285,6 @@ _BIAS_GATE_ONLY = (
     "clip_range",
     "gate_noise",
     "reference_noise",
-    "large_norm",
     "reference_decay",
     "hidden_reference",
 )
@@ -351,8 +388,12 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
         useless |= dict.fromkeys(("reference_noise", "reference_decay"), "a hidden reference is the plain last value")
     if settings.chosen_gate == "coin" and settings.coin_probability is None:
         del useless["beta"]  # the coin falls as often as the other gate would accept
-    if settings.chosen_gate == "none" and not method.counts_attempts:
-        useless["max_attempts"] = "only gates make attempts"
+    if settings.chosen_gate not in ("clipping-bias", "thinning") and settings.tempering is None:
+        useless["large_norm"] = "only the gates 'clipping-bias' and 'thinning' have it, and tempering"
+    if settings.chosen_gate in ("none", "thinning") and not method.counts_attempts:
+        useless["max_attempts"] = "only gates that decide on whole batches make attempts"
+    if settings.chosen_gate != "thinning":
+        useless["strength"] = "only the gate 'thinning' has it"
     if settings.chosen_gate != "coin":
         useless["coin_probability"] = "only the gate 'coin' has it"
     if settings.optimizer != "sgd":

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap
@@ -182,6 +183,7 @@ class Watch:
         self._workspace = Workspace()
         self._recording: Recording | None = None
         self._follower: Follower | None = None
+        self._idle: list[RemovableHandle] = []
 
     @property
     def has_vmap(self) -> bool:
@@ -198,12 +200,18 @@ class Watch:
         finally:
             end()
 
-    def begin(self, recording: Recording) -> Callable[[], None]:
-        """Start recording; the returned function ends it and puts everything back."""
+    def begin(self, recording: Recording) -> Callable[..., None]:
+        """Start recording; the returned function ends it and puts everything back.
+
+        With ``hooks_stay=True`` it leaves hooks, which do nothing any more, to be removed before the next recording: torch
+        iterates over them when a forward pass has raised.
+        """
         if self._recording is not None:
             raise InputError("The model was called inside its own forward pass while gradients are being recorded.")
         surroundings = ExitStack()
         surroundings.enter_context(as_written())
+        while self._idle:
+            self._idle.pop().remove()
         forget_removed_hooks()
         self._recording = recording
         handles = [register_module_forward_hook(self._after_forward, with_kwargs=True)]
@@ -217,14 +225,15 @@ class Watch:
             handles.append(register_module_forward_pre_hook(self._before_forward))
             self._follower = surroundings.enter_context(self._following(recording))
 
-        def end() -> None:
+        def end(*, hooks_stay: bool = False) -> None:
             surroundings.close()
             for parameter in frozen:
                 parameter.requires_grad_(True)
             for unit in replaced:
                 unit.module.__dict__.pop("forward", None)
-            for handle in handles:
-                handle.remove()
+            self._idle.extend(handles)
+            while self._idle and not hooks_stay:
+                self._idle.pop().remove()
             self._recording = self._follower = None
 
         return end
@@ -253,7 +262,7 @@ class Watch:
         self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> Any | None:
         unit = self._units.get(module)
-        if unit is None or not torch.is_grad_enabled():
+        if unit is None or self._recording is None or not torch.is_grad_enabled():
             return None
         if self._is_followed(unit):
             self._advance(unit)
@@ -264,6 +273,18 @@ class Watch:
         if self._follower is not None:
             self._follower.paused -= 1
         return output
+
+    def record_under_way(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> Any:
+        """The output of a call that had begun when recording did, so that neither hooks nor a replaced forward saw it."""
+        unit = self._units.get(module)
+        if unit is None:
+            return output
+        if unit.rule.replaces_forward:
+            return self._replacement(unit, *inputs, **keywords)
+        recorded = self._after_forward(module, inputs, keywords, output)
+        return output if recorded is None else recorded
 
     def _advance(self, unit: Unit) -> None:
         if self._recording is not None:

@@ -23,6 +23,9 @@ class NonFiniteGradientWarning(UserWarning):
 class Chunk:
     """Per-sample gradients of some samples.
 
+    Args:
+        recordings: forward passes of the same samples in the same rows; gradients are added up before norms are taken.
+
     Attributes:
         samples: which samples of the batch these are. The forward pass may have had more rows, which only fill it up to
             its fixed shape; they are not part of the chunk.
@@ -34,8 +37,7 @@ class Chunk:
 
     def __init__(
         self,
-        recording: Recording,
-        *,
+        *recordings: Recording,
         samples: slice,
         names: Mapping[Tensor, str],
         kept_bytes: int,
@@ -47,10 +49,11 @@ class Chunk:
         self._names = names
         self._keep = keep
         self._size: int = samples.stop - samples.start
-        self._rows = recording.batch_size
+        self._rows = recordings[0].batch_size
         self._device = device
         self._warn = warn
-        self._contributions = combined(recording.release(), batch_size=recording.batch_size, kept_bytes=kept_bytes)
+        contributions = [each for recording in recordings for each in recording.release()]
+        self._contributions = combined(contributions, batch_size=self._rows, kept_bytes=kept_bytes)
         self._norms: Tensor | None = None
         self._squares: list[Tensor] = []
 

@@ -76,6 +76,11 @@ class PerSampleGradients:
         self._is_prepared = False
         self._chunk_size = self.options.chunk_size or 64
 
+    @property
+    def sums_losses(self) -> bool:
+        """Whether losses are sums, which no number of records divides."""
+        return self._reduction == "sum"
+
     def zeros(self) -> dict[str, Tensor]:
         """Empty accumulators for `Chunk.add_weighted_sum`: parameter name to tensor, at least float32."""
         return self.completed({})
@@ -199,18 +204,22 @@ class PerSampleGradients:
         scale = float(samples) if self._reduction == "mean" else 1.0
         return Recording(batch_size=rows, parameters=self._parameters, by_hooks=True, scale=scale)
 
-    def begin(self, recording: Recording) -> Callable[[], None]:
-        """Start recording a forward pass; the returned function ends it."""
+    def begin(self, recording: Recording) -> Callable[..., None]:
+        """Start recording a forward pass; the returned function ends it: see `Watch.begin`."""
         refuse_mixing(self.module)
         return self._watch.begin(recording)
 
-    def chunk_of(self, recording: Recording, *, samples: int) -> Chunk:
-        """What was recorded, after the backward pass."""
-        return self._chunk(recording, samples=slice(0, samples), keep=True)
+    def record_under_way(self, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        """What the model returns from a call that had begun before `begin`; recorded here if it is itself one unit."""
+        return self._watch.record_under_way(self.module, inputs, keywords, output)
 
-    def _chunk(self, recording: Recording, *, samples: slice, keep: bool) -> Chunk:
+    def chunk_of(self, *recordings: Recording, samples: int) -> Chunk:
+        """What was recorded of the same samples, in one forward pass or in several, after the backward pass."""
+        return self._chunk(*recordings, samples=slice(0, samples), keep=True)
+
+    def _chunk(self, *recordings: Recording, samples: slice, keep: bool) -> Chunk:
         return Chunk(
-            recording,
+            *recordings,
             samples=samples,
             names=self._names,
             kept_bytes=self.options.kept_bytes,

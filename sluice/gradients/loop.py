@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,11 +16,15 @@ from sluice.gradients.chunk import Chunk
 from sluice.gradients.eager import refuse_compiled_in_place, refuse_compiling
 from sluice.gradients.engine import PerSampleGradients
 from sluice.gradients.probe import Axes
-from sluice.gradients.trees import batch_size, leaves_in, mapped, padded
+from sluice.gradients.trees import Arguments, batch_size, mapped, padded
 
 
 class LoopCapture:
-    """Records the one forward pass that a piece of a batch is allowed, whoever calls the model.
+    """Records the forward passes of a piece of a batch, whoever calls the model.
+
+    There is usually one. Where the model is called several times for one piece (a discriminator on real and on made-up
+    samples, a siamese net), row i of each call belongs to record i, and the record's gradients are added up before any norm
+    is taken: however many calls there are, a record counts once.
 
     The model is watched by process-wide hooks that look only for it; nothing is stored on it. Calls in evaluation mode
     or under ``torch.no_grad()`` are let through untouched.
@@ -32,38 +36,48 @@ class LoopCapture:
 
     Guarantee:
         `collect` returns the per-sample gradients of exactly the piece that `expect` announced, or raises. Using a
-        piece twice, or other data in its place, is refused.
+        piece for two steps, or another number of samples, is refused.
     """
 
     def __init__(self, gradients: PerSampleGradients, *, rows: int) -> None:
         self._gradients = gradients
-        self._rows = rows
+        self.rows = rows
         self._output_axes: Axes | None = None
         self._expected: int | None = None
-        self._recording: Recording | None = None
-        self._end: Callable[[], None] | None = None
+        self._recordings: list[Recording] = []
+        self._end: Callable[..., None] | None = None
         self._preparing = False
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
         if not self._handles:
             self._handles = [
-                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other inputs
-                register_module_forward_hook(self._after, always_call=True),
+                register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # may return other arguments
+                register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
             ]
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
         self.expect(None)
+        self._handles = []
 
     def expect(self, rows: int | None) -> None:
-        """Announce a piece of this many samples, for one forward and one backward pass; None for no piece."""
+        """Announce a piece of this many samples, whose forward and backward passes come next; None for no piece."""
         if rows is not None:
             refuse_compiled_in_place(self._gradients.module)
         self._expected = rows
-        self._recording = None
+        self._recordings = []
+        self._see_keywords(rows is not None)
+
+    def _see_keywords(self, wanted: bool) -> None:
+        """Torch hands keywords to a process-wide hook only where the module names it."""
+        named = self._gradients.module._forward_pre_hooks_with_kwargs
+        for handle in self._handles[:1]:
+            if wanted:
+                named[handle.id] = True
+            else:
+                named.pop(handle.id, None)
 
     def require_collected(self) -> None:
         """Raise if the piece that was announced last has not been used for a step."""
@@ -74,41 +88,38 @@ class LoopCapture:
 
     def collect(self) -> Chunk:
         """The gradients of the piece, after its backward pass."""
-        recording, rows = self._recording, self._expected
+        recordings, rows = self._recordings, self._expected
         if rows is None:
             raise InputError(
                 "optimizer.step() was called without a new batch: each batch of the loader allows one step. Take the "
                 "next batch from the loader, call the model and loss.backward(), then step()."
             )
-        if recording is None:
+        if not recordings:
             raise InputError(
                 "optimizer.step() saw no forward pass of the private module for this batch. Call the module that "
                 "make_private returned (not a copy of it), in training mode and with grad enabled."
             )
-        if not recording.reached:
+        if not any(recording.reached for recording in recordings):
             raise InputError("optimizer.step() was called before loss.backward(): call backward() on the loss first.")
         self.expect(None)
-        return self._gradients.chunk_of(recording, samples=rows)
+        return self._gradients.chunk_of(*recordings, samples=rows)
 
-    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _before(
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if module is not self._gradients.module or self._preparing or not self._is_training_step(module):
             return None
         refuse_compiling()
         if self._expected is None:
             raise InputError(
                 "the private module was called in training mode outside a step. To evaluate, call model.eval() and use "
-                "torch.no_grad(); to train, call it once for each batch of the loader."
+                "torch.no_grad(); to train, call it for a batch of the loader, before optimizer.step(). To train another "
+                "model through it (a generator by its discriminator), call model.eval() first, on inputs that are made "
+                "without private records and whose number is fixed, such as loader.batch_size: how many records a batch "
+                "has is private."
             )
-        if self._recording is not None:
-            raise InputError(
-                "the private module was called a second time for one batch, so a sample could count twice. Call it "
-                "once for each batch; evaluate with model.eval() and torch.no_grad()."
-            )
-        if not leaves_in(inputs, {}):
-            raise InputError(
-                "the private module was called with keywords only: give the batch as positional arguments."
-            )
-        rows = batch_size(inputs)
+        batch = Arguments.of(inputs, keywords) if keywords else inputs
+        rows = batch_size(batch)
         if rows != self._expected:
             raise InputError(
                 "the private module was called with another number of samples than the loader's batch has: call it with the "
@@ -116,24 +127,33 @@ class LoopCapture:
             )
         self._preparing = True
         try:
-            axes = self._gradients.prepare(inputs, rows=self._rows).layout.outputs
+            axes = self._gradients.prepare(batch, rows=self.rows).layout.outputs
         finally:
             self._preparing = False
-        fills = rows < self._rows and None not in axes
+        fills = rows < self.rows and None not in axes
         self._output_axes = axes if fills else None
-        filled = padded(inputs, self._rows) if fills else inputs
-        self._recording = self._gradients.recording(batch_size(filled), samples=rows)
-        self._end = self._gradients.begin(self._recording)
-        arranged: tuple[Any, ...] = self._gradients.arranged(filled)
-        return arranged
+        filled = padded(batch, self.rows) if fills else batch
+        recording = self._gradients.recording(batch_size(filled), samples=rows)
+        self._end = self._gradients.begin(recording)
+        self._recordings.append(recording)
+        arranged = self._gradients.arranged(filled)
+        return (arranged.positional, arranged.every_keyword) if isinstance(arranged, Arguments) else (arranged, {})
 
-    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any | None:
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], *keywords_and_output: Any) -> Any | None:
+        *keywords, output = keywords_and_output
+        raised = not keywords  # torch leaves them out then
         if module is not self._gradients.module or self._end is None:
             return None
         end, self._end = self._end, None
-        end()
-        if self._output_axes is None or self._expected is None:
-            return None
+        self._preparing = True
+        try:
+            if not raised:
+                output = self._gradients.record_under_way(inputs, keywords[0], output)
+        finally:
+            self._preparing = False
+            end(hooks_stay=raised)
+        if raised or self._output_axes is None or self._expected is None:
+            return output
         axes, rows = iter(self._output_axes), self._expected
         return mapped(output, lambda tensor: tensor.narrow(next(axes) or 0, 0, rows))
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sluice._base.errors import InputError
 from sluice.gradients.independence import close
 from sluice.gradients.probe import Axes, seed, undisturbed
 from sluice.gradients.synthetic import POOL, Samples, targets_like
-from sluice.gradients.trees import apply, tensors_in
+from sluice.gradients.trees import apply, mapped, tensors_in
 
 _COUNT = POOL // 2
 
@@ -29,15 +28,15 @@ Total = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class _Outputs:
-    """Outputs of the model for the whole pool, taken apart into tensors."""
+    """The output of the model for the whole pool, and its tensors."""
 
-    leaves: list[Any]
+    output: Any
+    leaves: list[Tensor]
     axes: list[int | None]
-    structure: TreeSpec
 
     def rows(self, indices: list[int]) -> tuple[Any, list[Tensor]]:
         """The output for some samples, and those of its tensors that have a derivative, samples first."""
-        chosen: list[Any] = []
+        chosen: list[Tensor] = []
         sources: list[Tensor] = []
         for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if axis is None:
@@ -47,7 +46,8 @@ class _Outputs:
             if part.is_floating_point():
                 sources.append(part.requires_grad_(True))
             chosen.append(part.movedim(0, axis))
-        return tree_unflatten(chosen, self.structure), sources
+        parts = iter(chosen)
+        return mapped(self.output, lambda _: next(parts)), sources
 
     @property
     def classes(self) -> list[int]:
@@ -85,15 +85,8 @@ def check_loss(
 
 
 def _taken_apart(output: Any, axes: Axes) -> _Outputs | None:
-    leaves, structure = tree_flatten(output)
-    tensors = list(tensors_in(output))
-    if len(axes) != len(tensors) or [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)] != [
-        id(t) for t in tensors
-    ]:
-        return None
-    if any(not isinstance(leaf, Tensor) for leaf in leaves):
-        return None
-    return _Outputs(leaves=leaves, axes=list(axes), structure=structure)
+    leaves = list(tensors_in(output))
+    return _Outputs(output=output, leaves=leaves, axes=list(axes)) if len(axes) == len(leaves) else None
 
 
 class _Trial:

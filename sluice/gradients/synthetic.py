@@ -6,7 +6,7 @@ every run, and random numbers of the program are not used up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sluice.gradients.trees import batch_size, take, tensors_in
+from sluice.gradients.trees import Arguments, batch_size, mapped, take, tensors_in
 
 #: Samples that are made up at once: the first half for one batch, the second half to take its place.
 POOL = 8
@@ -58,7 +58,10 @@ def form(tree: Any) -> Any:
 def _described(tree: Any, leaf: Callable[[Tensor], Any]) -> Any:
     if isinstance(tree, Tensor):
         return leaf(tree)
-    if isinstance(tree, dict):
+    if isinstance(tree, Arguments):
+        constants = tuple((key, repr(value)) for key, value in tree.constants.items())
+        return _described(tree.positional, leaf), _described(tree.keywords, leaf), constants
+    if isinstance(tree, Mapping):
         return tuple((key, _described(value, leaf)) for key, value in tree.items())
     if isinstance(tree, tuple | list):
         return tuple(_described(value, leaf) for value in tree)
@@ -100,15 +103,11 @@ def _kind(tensor: Tensor) -> str:
 def _made(tree: Any, makers: dict[str, Maker]) -> Any:
     generator = torch.Generator().manual_seed(20270301)
 
-    def made(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            values = makers[_kind(part)]((POOL, *part.shape[1:]), generator)
-            return values.to(dtype=part.dtype, device=part.device)
-        if isinstance(part, dict):
-            return {key: made(value) for key, value in part.items()}
-        return type(part)(made(value) for value in part) if isinstance(part, tuple | list) else part
+    def made(part: Tensor) -> Tensor:
+        values = makers[_kind(part)]((POOL, *part.shape[1:]), generator)
+        return values.to(dtype=part.dtype, device=part.device)
 
-    return made(tree)
+    return mapped(tree, made)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

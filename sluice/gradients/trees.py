@@ -1,9 +1,9 @@
-"""Batches and outputs as nested tuples, lists and dicts of tensors."""
+"""Batches and outputs as nested tuples, lists, dicts and dataclasses of tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,34 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from sluice._base.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """A call with keywords.
+
+    Attributes:
+        constants: keywords that hold no tensor, such as switches: the same for all samples.
+    """
+
+    positional: tuple[Any, ...]
+    keywords: dict[str, Any]
+    constants: dict[str, Any]
+
+    @classmethod
+    def of(cls, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Arguments:
+        # A container without a tensor, such as a list of texts, has entries for samples that nobody could tell apart.
+        constants = {
+            name: value
+            for name, value in keywords.items()
+            if not isinstance(value, Tensor | list | tuple | Mapping) and next(tensors_in(value), None) is None
+        }
+        batch = {name: value for name, value in keywords.items() if name not in constants}
+        return cls(positional=positional, keywords=batch, constants=constants)
+
+    @property
+    def every_keyword(self) -> dict[str, Any]:
+        return {**self.keywords, **self.constants}
 
 
 def leaves_in(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:
@@ -23,6 +51,9 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     """All tensors of a nested structure, in order."""
     if isinstance(tree, Tensor):
         yield tree
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for entry in dataclasses.fields(tree):
+            yield from tensors_in(getattr(tree, entry.name))
     elif isinstance(tree, Mapping):
         for value in tree.values():
             yield from tensors_in(value)
@@ -31,9 +62,6 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from tensors_in(value)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for entry in dataclasses.fields(tree):
-            yield from tensors_in(getattr(tree, entry.name))
 
 
 def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -58,18 +86,24 @@ def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def take(tree: Any, rows: slice | Tensor) -> Any:
     """The same structure with only some of the samples. Samples are on the first axis of every tensor."""
-    if isinstance(tree, Tensor):
-        return tree[rows]
-    if isinstance(tree, dict):
-        return {key: take(value, rows) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return type(tree)(take(value, rows) for value in tree)
-    if tree is None:
-        return None
-    raise InputError(
-        f"A batch holds a {type(tree).__name__}, which is not allowed: give tensors with samples on the first axis, "
-        "or tuples, lists or dicts of them."
-    )
+    _require_tensors(tree)
+    return mapped(tree, lambda tensor: tensor[rows])
+
+
+def _require_tensors(tree: Any) -> None:
+    if tree is None or isinstance(tree, Tensor):
+        return
+    if isinstance(tree, Arguments):
+        parts: Iterable[Any] = (tree.positional, tree.keywords)
+    elif isinstance(tree, PackedSequence) or not isinstance(tree, Mapping | tuple | list):
+        raise InputError(
+            f"A batch holds a {type(tree).__name__}, which is not allowed: give tensors with samples on the first axis, "
+            "or tuples, lists or dicts of them."
+        )
+    else:
+        parts = tree.values() if isinstance(tree, Mapping) else tree
+    for part in parts:
+        _require_tensors(part)
 
 
 def batch_size(tree: Any) -> int:
@@ -77,7 +111,10 @@ def batch_size(tree: Any) -> int:
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors_in(tree)}
     if len(sizes) != 1 or None in sizes:
         shown = sorted(str(tuple(tensor.shape)) for tensor in tensors_in(tree))
-        raise InputError(f"The batch's tensors must share their first axis, the samples; their shapes are {shown}.")
+        raise InputError(
+            f"The batch's tensors must share their first axis, the samples; their shapes are {shown}. A tensor that is the "
+            "same for all samples belongs into a buffer of the model."
+        )
     return int(sizes.pop())  # type: ignore[arg-type]
 
 
@@ -93,7 +130,9 @@ def padded(tree: Any, count: int) -> Any:
 
 def apply(module: nn.Module, x: Any) -> Any:
     """Call the module on a batch: a dict as keywords, a tuple or list as positional arguments."""
-    if isinstance(x, dict):
+    if isinstance(x, Arguments):
+        return module(*x.positional, **x.every_keyword)
+    if isinstance(x, Mapping):
         return module(**x)
     if isinstance(x, tuple | list):
         return module(*x)
@@ -102,14 +141,12 @@ def apply(module: nn.Module, x: Any) -> Any:
 
 def channels_last(tree: Any) -> Any:
     """The same structure with every image batch (four axes, floating point) stored channels last."""
-    if isinstance(tree, Tensor):
-        return _channels_last(tree) if tree.dim() == 4 and tree.is_floating_point() else tree
-    if isinstance(tree, dict):
-        return {key: channels_last(value) for key, value in tree.items()}
-    return type(tree)(channels_last(value) for value in tree) if isinstance(tree, tuple | list) else tree
+    return mapped(tree, _channels_last)
 
 
 def _channels_last(images: Tensor) -> Tensor:
+    if images.dim() != 4 or not images.is_floating_point():
+        return images
     _, channels, height, width = images.shape
     if channels == 1 and images.is_contiguous():
         # The two layouts are the same memory; only these strides tell torch which one is meant.

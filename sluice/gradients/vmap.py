@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.contributions import ExplicitContribution
 from sluice.gradients.rules import Call, Rule
+from sluice.gradients.trees import mapped, tensors_in
 
 
 class VmapRule(Rule):
@@ -56,24 +57,31 @@ def _unchanged(gradient: Tensor) -> Tensor:
 def _by_vmap(
     one_sample: Callable[..., Any], copies: dict[str, Tensor], leaves: list[Any], axes: list[int | None], call: Call
 ) -> Any:
+    output: Any = None
+
+    def tensors(parameters: dict[str, Tensor], values: list[Any]) -> list[Tensor]:
+        nonlocal output
+        output = one_sample(parameters, values)
+        return list(tensors_in(output))
+
     try:
         with warnings.catch_warnings():
             # vmap runs some operations one sample at a time; that this path is slow then needs no warning.
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            batched = vmap(one_sample, in_dims=(0, axes), randomness="different")(copies, leaves)
+            batched = vmap(tensors, in_dims=(0, axes), randomness="different")(copies, leaves)
     except RuntimeError as error:
         raise UnsupportedModuleError(
             f"Module '{call.name}' has no rule of its own and torch.func.vmap cannot run it ({str(error)[:200]}). "
             "Build it from layers that have a rule, or set "
             f"GradientOptions(strategy={{{call.name!r}: 'loop'}}), which is slow."
         ) from error
-    flat, structure = tree_flatten(batched)
-    return tree_unflatten([_joined(value, call) for value in flat], structure)
+    joined = (_joined(value, call) for value in batched)
+    return mapped(output, lambda _: next(joined))
 
 
-def _joined(value: Any, call: Call) -> Any:
+def _joined(value: Tensor, call: Call) -> Tensor:
     """``[n, ..., 1, ...]`` with the single sample of each call on the batch axis, to ``[..., n, ...]``."""
-    if not isinstance(value, Tensor) or value.dim() < 2:
+    if value.dim() < 2:
         return value
     axis = min(call.batch_axis, value.dim() - 2)
     if value.shape[axis + 1] != 1:
@@ -91,10 +99,9 @@ def _by_loop(
     for i in range(call.batch_size):
         parameters = {name: copy[i] for name, copy in copies.items()}
         values = [v if axis is None else v.select(axis, i) for v, axis in zip(leaves, axes, strict=True)]
-        outputs.append(tree_flatten(one_sample(parameters, values)))
-    structure = outputs[0][1]
-    joined = [
-        torch.cat(parts, min(call.batch_axis, parts[0].dim() - 1)) if isinstance(parts[0], Tensor) else parts[0]
-        for parts in zip(*(flat for flat, _ in outputs), strict=True)
-    ]
-    return tree_unflatten(joined, structure)
+        outputs.append(one_sample(parameters, values))
+    joined = (
+        torch.cat(parts, min(call.batch_axis, parts[0].dim() - 1)) if parts[0].dim() else torch.stack(parts)
+        for parts in zip(*map(tensors_in, outputs), strict=True)
+    )
+    return mapped(outputs[0], lambda _: next(joined))

@@ -12,6 +12,7 @@ from sluice._base.codec import Encoded
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
 from sluice.accounting.dpa import DpEvent
+from sluice.mechanism.stages import Stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class Mechanism(Encoded, ABC):
         claims_beside_proof: whether claims are listed even where an epsilon is proved.
         releases: how many updates are released at most.
         prior_releases: noise multipliers of Gaussian releases made before training from the same records.
+        stages: how a run is charged whose end nobody fixed in advance; None where ``releases`` is its end.
     """
 
     tag: ClassVar[str | None] = "kind"
@@ -57,6 +59,7 @@ class Mechanism(Encoded, ABC):
 
     releases: int
     prior_releases: tuple[float, ...] = ()
+    stages: Stages | None = None
 
     def require_complete(self) -> None:
         """Refuse a mechanism whose noise has yet to be chosen: it can be neither trained nor read from a ledger."""
@@ -92,7 +95,7 @@ class Mechanism(Encoded, ABC):
     @property
     def composable(self) -> bool:
         """Whether its events compose with those of other runs; if not, epsilons and deltas of runs are added."""
-        return True
+        return self.stages is None
 
     @property
     def dp_event(self) -> DpEvent:
@@ -110,6 +113,20 @@ class Mechanism(Encoded, ABC):
         self._require_accountant(accountant)
         return float(create_accountant(accountant).compose(self.event_after(releases)).get_epsilon(delta))
 
+    def covered_releases(self, spent: int) -> int:
+        """How many releases a run is charged for that has made so many: all that were planned, or those of its stage."""
+        return self.releases if self.stages is None else min(self.releases, self.stages.reached_by(spent).releases)
+
+    def epsilon_spent(self, spent: int, *, delta: float, accountant: str) -> float:
+        """What a run guarantees that has made so many releases, whenever and for whatever reason it stops.
+
+        Guarantee:
+            The epsilon of all planned releases; in a run without a planned end, that of its stage at the stage's part of
+            delta (docs/accounting.md, sections 3.5 and 12.1).
+        """
+        share = 1.0 if self.stages is None else self.stages.reached_by(spent).delta_share
+        return self.epsilon_after(self.covered_releases(spent), delta=delta * share, accountant=accountant)
+
     def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
         """What others would claim after this many releases."""
         return ()
@@ -124,15 +141,17 @@ class Mechanism(Encoded, ABC):
     def report(self, *, delta: float) -> tuple[PrivacyFigure, ...]:
         """What a whole run costs by each accountant, stopped early or not: the tightest proof first, claims last.
 
+        Of a run without a planned end it is what the first stage costs.
+
         Guarantee:
             A function of public values alone. Nothing is called guaranteed unless a sound accountant says it.
         """
         figures = []
         if self.provable:
             for name in self.accountants:
-                value = self.epsilon_after(self.releases, delta=delta, accountant=name)
+                value = self.epsilon_spent(0, delta=delta, accountant=name)
                 figures.append(PrivacyFigure(accountant=name, value=value, guaranteed=True, meaning=self.meaning(name)))
-        for claim in self.claims_after(self.releases, delta=delta):
+        for claim in self.claims_after(self.covered_releases(0), delta=delta):
             meaning = f"{claim.reading} reading: no guarantee"
             figures.append(PrivacyFigure(accountant=claim.label, value=claim.value, guaranteed=False, meaning=meaning))
         return tuple(figures)

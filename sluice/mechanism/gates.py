@@ -42,12 +42,14 @@ class Gate(Encoded, ABC):
     """What any gate has to state and do.
 
     Attributes:
+        thins: whether it decides on each record by itself, by `keep_probability`, and not on batches.
         max_attempts: give up on a release after this many attempts; None never gives up.
         reference_noise: noise multiplier of the reference published with each release, infinite where none is,
             None where calibration has yet to choose it.
     """
 
     tag: ClassVar[str | None] = "gate"
+    thins: ClassVar[bool] = False
 
     max_attempts: int | None
     reference_noise: float | None
@@ -65,6 +67,18 @@ class Gate(Encoded, ABC):
     @abstractmethod
     def measure(self, norms: Tensor) -> Tensor:
         """What each record adds to the metric of its batch, float64 and never negative, from its gradient norm."""
+
+    def for_batches_of(self, expected_batch_size: float, *, small_norm: float) -> Gate:
+        """The gate with what it leaves open filled in, from the batches' expected size and the scaling rule's bound."""
+        return self
+
+    def candidate_rate(self, sample_rate: float) -> float:
+        """At which rate to draw records, and to account, where a release is to have ``sample_rate`` of them."""
+        return sample_rate
+
+    def keep_probability(self, norms: Tensor, *, sample_rate: float) -> Tensor:
+        """With which probability each record of an accepted batch counts, by a coin of its own: here all of them do."""
+        return norms.detach().cpu().double().fill_(1.0)
 
     @abstractmethod
     def first_reference(self) -> ReferenceState:
@@ -251,14 +265,14 @@ class ClippingBiasGate(Gate):
         """
         if self.small_norm is None:
             raise InputError("small_norm=None is not allowed here: give a number, usually the scaling rule's bound.")
+        if not self.hidden_reference:
+            _ = self._rise  # refuses a metric that rises too steeply
+            return rising_metric(
+                norms, small_norm=self.small_norm, large_norm=self.large_norm, metric_bound=self.metric_bound
+            )
         norms = norms.detach().cpu().double()
-        if self.hidden_reference:
-            rising = (norms / self.large_norm).masked_fill(norms <= self.small_norm, 0.0)
-        else:
-            rising = (norms - self.small_norm) / self._rise
-        values = (rising.clamp(0.0, 1.0) * self.metric_bound).masked_fill(~norms.isfinite(), self.metric_bound)
-        unit = power_of_two_below(self.metric_bound * METRIC_GRID)
-        return values.div_(unit).floor_().mul_(unit)
+        rising = (norms / self.large_norm).masked_fill(norms <= self.small_norm, 0.0)
+        return _on_grid(rising, norms, metric_bound=self.metric_bound)
 
     def first_reference(self) -> ReferenceState:
         return ReferenceState(value=self.initial_reference)
@@ -365,6 +379,18 @@ class CoinGate(Gate):
 
     def next_reference(self, reference: ReferenceState, raw_metric: float, noise: DecisionNoise) -> ReferenceState:
         return reference
+
+
+def rising_metric(norms: Tensor, *, small_norm: float, large_norm: float, metric_bound: float = 1.0) -> Tensor:
+    """0 up to ``small_norm``, rising evenly to ``metric_bound`` at ``large_norm``; `ClippingBiasGate.measure` says more."""
+    norms = norms.detach().cpu().double()
+    return _on_grid((norms - small_norm) / (large_norm - small_norm), norms, metric_bound=metric_bound)
+
+
+def _on_grid(rising: Tensor, norms: Tensor, *, metric_bound: float) -> Tensor:
+    values = (rising.clamp(0.0, 1.0) * metric_bound).masked_fill(~norms.isfinite(), metric_bound)
+    unit = power_of_two_below(metric_bound * METRIC_GRID)
+    return values.div_(unit).floor_().mul_(unit)
 
 
 def _float_below(value: Fraction) -> float:

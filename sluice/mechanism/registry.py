@@ -30,6 +30,10 @@ KINDS: dict[str, Kind] = {
         mechanism="sluice.mechanism.selective_release:SelectiveRelease",
         executor="sluice.training.selective_release:SelectiveReleaseExecutor",
     ),
+    "clipped release": Kind(
+        mechanism="sluice.mechanism.clipped_release:ClippedRelease",
+        executor="sluice.training.clipped_release:ClippedReleaseExecutor",
+    ),
     "dpsur": Kind(
         mechanism="sluice.methods.dpsur:DpsurMechanism", executor="sluice.methods.dpsur.execution:SelectiveUpdates"
     ),

@@ -41,6 +41,11 @@ class ScalingRule(Encoded, ABC):
         """How far adding or removing one record moves the weighted sum, at most."""
         return self.max_grad_norm
 
+    @property
+    def unclipped_norm(self) -> float:
+        """Norms up to this are not shortened more than others: what gates take for small."""
+        return self.max_grad_norm
+
     def __call__(self, norms: Tensor) -> Tensor:
         """The weight of each record, in the norms' precision.
 
@@ -99,6 +104,10 @@ class GlobalScaling(ScalingRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.positive(bound=self.bound)
+
+    @property
+    def unclipped_norm(self) -> float:
+        return self.bound
 
     def _weights(self, norms: Tensor) -> Tensor:
         return self.max_grad_norm / norms.clamp(min=self.bound)

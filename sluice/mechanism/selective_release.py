@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
 from sluice._base import validate
-from sluice._base.codec import ADDED, encode
+from sluice._base.codec import ADDED, ADDED_IF_GIVEN, encode
 from sluice._base.errors import InputError
-from sluice.accounting.calibration import calibrate
+from sluice.accounting.calibration import calibrate, release_event
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
 from sluice.accounting.dpa import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
-from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
 from sluice.mechanism.base import Claim, Mechanism
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism.scaling import ScalingRule
+from sluice.mechanism.stages import MOST_RELEASES, Stages
 from sluice.mechanism.stated_gate import stated
+from sluice.mechanism.thinning import Tempered, ThinningGate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class SelectiveRelease(Mechanism):
     """What a run promises to do. No performance option is here, and nothing here is sensitive.
 
     Attributes:
-        sample_rate: probability with which each record is in a batch, independently [q].
+        sample_rate: probability with which each record is in a batch, independently [q]. With a gate that thins batches, of
+            the batches before that.
         expected_batch_size: the public constant that sums are divided by. Usually sample_rate times the number of
             records, rounded or not; it is never recomputed from the data.
         scaling: from norms to weights; carries the sensitivity.
@@ -34,6 +36,7 @@ class SelectiveRelease(Mechanism):
         gate: which attempts are released; None for all of them, which is plain DP-SGD.
         prior_releases: noise multipliers of Gaussian releases made before training from the same records, for instance
             private statistics of features. Each is composed with the run.
+        stages: how a run without a planned end is charged; ``releases`` then is only a number that no run reaches.
     """
 
     kind: ClassVar[str] = "selective release"
@@ -46,6 +49,7 @@ class SelectiveRelease(Mechanism):
     releases: int
     gate: Gate | None = field(default=None, metadata=ADDED)
     prior_releases: tuple[float, ...] = field(default=(), metadata={**ADDED, "key": "preparation"})
+    stages: Stages | None = field(default=None, metadata=ADDED_IF_GIVEN)
 
     def __post_init__(self) -> None:
         validate.fraction(sample_rate=self.sample_rate)
@@ -53,6 +57,11 @@ class SelectiveRelease(Mechanism):
         validate.positive_integer(releases=self.releases)
         for multiplier in self.prior_releases:
             validate.positive(prior_releases=multiplier)
+        if self.gate is not None and self.gate.thins and self.sample_rate == 1:
+            raise InputError(
+                "sample_rate=1 is not allowed with a gate that thins batches: odds of being in every batch stay what they are, "
+                "and nobody would be left out. Sample fewer records, or leave the gate out."
+            )
         if self.noise_multiplier is None:
             return
         validate.positive(noise_multiplier=self.noise_multiplier)
@@ -97,6 +106,13 @@ class SelectiveRelease(Mechanism):
             )
         return self.noise_multiplier
 
+    @property
+    def expected_candidates(self) -> float:
+        """How many records a batch has on average before a gate thins it."""
+        if not isinstance(self.gate, ThinningGate):
+            return self.expected_batch_size
+        return self.expected_batch_size * self.sample_rate / self.gate.plain_rate(self.sample_rate)
+
     def require_complete(self) -> None:
         _ = self.sigma
 
@@ -108,16 +124,7 @@ class SelectiveRelease(Mechanism):
     @property
     def release_event(self) -> DpEvent:
         """The event of one release."""
-        if self.gate is None:
-            return plain_release(sampling_probability=self.sample_rate, noise_multiplier=self.sigma)
-        reference_noise = self.gate.reference_noise
-        return SelectiveReleaseDpEvent(
-            sampling_probability=self.sample_rate,
-            noise_multiplier=self.sigma,
-            acceptance=self.gate.acceptance,
-            reference_noise_multiplier=math.inf if reference_noise is None else reference_noise,
-            max_attempts=self.gate.max_attempts,
-        )
+        return release_event(sample_rate=self.sample_rate, noise_multiplier=self.sigma, gate=self.gate)
 
     def event_after(self, releases: int) -> DpEvent:
         """The event of a run that made this many releases, prior releases included."""
@@ -161,9 +168,13 @@ class SelectiveRelease(Mechanism):
             "rdp": "sections 3.3 and 3.5 (Renyi divergence)",
             "pld": "sections 3.4 and 3.5 (privacy-loss distributions)",
         }[accountant]
-        gated = self.gate is not None
-        what = "selective release with a public reference" if gated else "the Poisson-sampled Gaussian mechanism"
-        return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}"
+        what = "selective release with a public reference"
+        if self.gate is None:
+            what = "the Poisson-sampled Gaussian mechanism"
+        elif self.gate.thins:
+            what, section = "the Poisson-sampled Gaussian mechanism, thinned record by record", f"section 12, {section}"
+        staged = "" if self.stages is None else "; charged by stages, section 12.1"
+        return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}{staged}"
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -179,6 +190,8 @@ class SelectiveRelease(Mechanism):
             ("sample rate", f"{self.sample_rate:.4g} ({self.expected_batch_size:g} records on average)"),
             ("noise multiplier", f"{self.sigma:.4g}"),
         ]
+        if isinstance(self.scaling, Tempered):
+            rows.append(("scaling", f"{self.scaling.base.kind}, tempered with strength {self.scaling.gate.strength:g}"))
         if self.prior_releases:
             multipliers = ", ".join(f"{each:g}" for each in self.prior_releases)
             rows.append(("before training", f"Gaussian release with noise multiplier {multipliers}"))
@@ -192,12 +205,18 @@ class SelectiveRelease(Mechanism):
             ]
         elif isinstance(gate, CoinGate):
             rows.append(("gate", f"a coin that accepts {gate.probability:.3g} of the attempts"))
+        elif isinstance(gate, ThinningGate):
+            rows.append(("gate", f"thinning, strength {gate.strength:g}: each record is kept by a coin of its own"))
         else:
             rows.append(("gate", "none: every attempt is released"))
         return tuple(rows)
 
     def with_releases(self, releases: int) -> SelectiveRelease:
         return replace(self, releases=releases)
+
+    def open_ended(self, *, first_stage: int) -> SelectiveRelease:
+        """This mechanism without a planned end, charged by stages of which the first has this many releases."""
+        return replace(self, releases=MOST_RELEASES, stages=Stages(first=first_stage))
 
     def to_dict(self) -> dict[str, Any]:
         described = None if self.gate is None else stated(self.gate)

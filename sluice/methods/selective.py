@@ -8,11 +8,14 @@ import scipy
 
 from sluice.accounting import create_accountant
 from sluice.accounting.gate_calibration import REFERENCE_RATIO
-from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism.rates import exact_sample_rate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import Tempered, ThinningGate
 from sluice.methods.base import RunSettings
+
+DEFAULT_STRENGTH = 1.0
 
 
 def selective_mechanism(settings: RunSettings, dataset_size: int) -> SelectiveRelease:
@@ -23,14 +26,18 @@ def selective_mechanism(settings: RunSettings, dataset_size: int) -> SelectiveRe
     """
     batch_size = settings.batch_size or dataset_size
     rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
+    scaling = _tempered(settings, scaling_rule(settings), sample_rate=rate)
+    gate = _open_gate(settings)
+    if gate is not None:
+        gate = gate.for_batches_of(rate * dataset_size, small_norm=scaling.unclipped_norm)
     mechanism = _with_noise(
         settings,
         SelectiveRelease(
-            sample_rate=rate,
+            sample_rate=rate if gate is None else gate.candidate_rate(rate),
             expected_batch_size=rate * dataset_size,
-            scaling=scaling_rule(settings),
+            scaling=scaling,
             releases=settings.releases,
-            gate=_bias_gate(settings, rate * dataset_size),
+            gate=gate,
             prior_releases=() if settings.mean_noise is None else (settings.mean_noise,),
         ),
     )
@@ -70,12 +77,24 @@ def scaling_rule(settings: RunSettings) -> ScalingRule:
     return Normalise(max_grad_norm=settings.max_grad_norm, gamma=settings.scaling_bound)
 
 
-def _bias_gate(settings: RunSettings, expected_batch_size: float) -> ClippingBiasGate | None:
-    """The gate as far as settings tell, its open noises for calibration to choose."""
+def _tempered(settings: RunSettings, rule: ScalingRule, *, sample_rate: float) -> ScalingRule:
+    """The rule, times the probabilities that a gate of the same strength would keep records with."""
+    if settings.tempering is None:
+        return rule
+    gate = ThinningGate(strength=settings.tempering, large_norm=settings.large_norm)
+    return Tempered(
+        max_grad_norm=rule.max_grad_norm, base=rule, gate=gate, sample_rate=gate.candidate_rate(sample_rate)
+    )
+
+
+def _open_gate(settings: RunSettings) -> Gate | None:
+    """The gate as far as settings tell, its open noises for calibration to choose; coins come later."""
+    if settings.chosen_gate == "thinning":
+        strength = DEFAULT_STRENGTH if settings.strength is None else settings.strength
+        return ThinningGate(strength=strength, large_norm=settings.large_norm)
     if settings.chosen_gate != "clipping-bias":
         return None
-    small = settings.scaling_bound if settings.scaling == "global" else settings.max_grad_norm
-    gate = ClippingBiasGate(
+    return ClippingBiasGate(
         beta=settings.beta,
         clip_range=settings.clip_range,
         gate_noise=settings.gate_noise,
@@ -85,7 +104,6 @@ def _bias_gate(settings: RunSettings, expected_batch_size: float) -> ClippingBia
         max_attempts=settings.max_attempts,
         hidden_reference=settings.hidden_reference,
     )
-    return gate.for_batches_of(expected_batch_size, small_norm=small)
 
 
 def _coin(settings: RunSettings, *, gate_noise: float) -> CoinGate:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sluice._base.line_plot import BLUE, GREY, RED, Line, LinePlot
 from sluice._base.rounding import rounded_up
 from sluice.runs.ledger import LedgerContents
-from sluice.runs.privacy_spent import epsilon_over_releases
+from sluice.runs.privacy_spent import epsilon_over_releases, mechanism_of
 
 _POINTS = 12
 
@@ -19,7 +19,9 @@ def epsilon_plot(contents: LedgerContents) -> str:
     Guarantee:
         A function of the ledger alone. The only figure in it is that of the whole plan.
     """
-    planned, spent = contents.header.planned_releases, contents.spent
+    spent = contents.spent
+    mechanism = mechanism_of(contents.header)
+    planned = mechanism.covered_releases(spent)
     # Epsilon rises like a square root: points at squares are about as far apart along the curve.
     counts = sorted({math.ceil(planned * (step / _POINTS) ** 2) for step in range(1, _POINTS + 1)} | {1, max(spent, 1)})
     pairs = zip(counts, epsilon_over_releases(contents, counts=counts), strict=True)
@@ -34,13 +36,13 @@ def epsilon_plot(contents: LedgerContents) -> str:
         y_label=f"epsilon at delta = {contents.header.delta:g}\nof a run planned to stop there",
         bottom=0.0,
         top=1.12 * highest,
-        lines=list(_lines(known, spent=spent, planned=planned)),
+        lines=list(_lines(known, spent=spent, planned=planned if mechanism.stages is None else None)),
         level=level,
         empty="no finite epsilon is proved for this run",
     ).as_svg()
 
 
-def _lines(known: list[tuple[int, float]], *, spent: int, planned: int) -> Iterator[Line]:
+def _lines(known: list[tuple[int, float]], *, spent: int, planned: int | None) -> Iterator[Line]:
     past = [point for point in known if point[0] <= spent]
     future = [point for point in known if point[0] >= max(spent, 1)]
     if len(future) > 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from sluice._base.html_page import bullets, document, figure, named_values
 from sluice._base.rounding import rounded_up
 
 Row = tuple[str, str]
@@ -57,10 +58,12 @@ def sections(certificate: Mapping[str, Any], audit: Mapping[str, Any] | None = N
     ]
 
 
-def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> str:
+def markdown_page(
+    certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None, spent_again: str | None = None
+) -> str:
     """The page in Markdown, with the plot as ``epsilon.svg`` beside it."""
     parts = [f"# {TITLE}", f"**{_markdown(headline(certificate))}**"]
-    parts += [f"> **{_markdown(warning)}**" for warning in certificate["warnings"]]
+    parts += [f"> **{_markdown(warning)}**" for warning in _warnings(certificate, spent_again)]
     for section in sections(certificate, audit):
         parts.append(f"## {section.title}")
         parts += [_markdown(paragraph) for paragraph in section.paragraphs]
@@ -74,29 +77,46 @@ def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | 
     return "\n\n".join(parts) + "\n"
 
 
-def html_page(certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None) -> str:
+def html_page(
+    certificate: Mapping[str, Any],
+    *,
+    plot: str,
+    audit: Mapping[str, Any] | None = None,
+    spent_again: str | None = None,
+) -> str:
     """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
-    body = [f"<h1>{TITLE}</h1>", f'<p class="headline">{escape(headline(certificate))}</p>']
-    body += [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
+    top = f'<h1>{TITLE}</h1>\n<p class="headline">{escape(headline(certificate))}</p>'
+    return document(TITLE, f"{top}\n{html_sections(certificate, plot=plot, audit=audit, spent_again=spent_again)}")
+
+
+def html_sections(
+    certificate: Mapping[str, Any],
+    *,
+    plot: str,
+    audit: Mapping[str, Any] | None = None,
+    spent_again: str | None = None,
+    level: int = 2,
+) -> str:
+    """Warnings and sections of the page, under headings of this level."""
+    body = [f'<p class="warning">{escape(warning)}</p>' for warning in _warnings(certificate, spent_again)]
     for section in sections(certificate, audit):
-        body.append(f"<section><h2>{escape(section.title)}</h2>")
-        body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
-        if section.rows:
-            rows = "".join(
-                f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in section.rows
-            )
-            body.append(f"<table>{rows}</table>")
-        if section.items:
-            body.append(f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in section.items)}</ul>")
-        if section.plot:
-            body.append(f'<figure role="img" aria-label="Epsilon over released updates">{_inline(plot)}</figure>')
-        body.append("</section>")
-    content = "\n".join(body)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{TITLE}</title>\n'
-        f'<meta name="viewport" content="width=device-width">\n<style>{_STYLE}</style>\n</head>\n'
-        f"<body>\n{content}\n</body>\n</html>\n"
-    )
+        plots = {"Epsilon over released updates": plot} if section.plot else {}
+        body.append(html_section(section, plots=plots, level=level))
+    return "\n".join(body)
+
+
+def _warnings(certificate: Mapping[str, Any], spent_again: str | None) -> list[str]:
+    return [*certificate["warnings"], *([spent_again] if spent_again else [])]
+
+
+def html_section(section: Section, *, plots: Mapping[str, str], level: int = 2) -> str:
+    """A section with SVG plots, by what they show, inside."""
+    body = [f"<section><h{level}>{escape(section.title)}</h{level}>"]
+    body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
+    body += [named_values(section.rows)] if section.rows else []
+    body += [bullets(section.items)] if section.items else []
+    body += [figure(plot, label=shows) for shows, plot in plots.items()]
+    return "\n".join([*body, "</section>"])
 
 
 def _meaning(certificate: Mapping[str, Any]) -> Section:
@@ -200,7 +220,7 @@ def _mechanism(certificate: Mapping[str, Any]) -> Section:
 def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
     if audit is None:
         return []
-    where = "a rehearsal of this run on stand-in records" if audit["result"]["rehearsal"] else "this run itself"
+    where = "a rehearsal of this run" if audit["result"]["rehearsal"] else "this run itself"
     return [
         Section(
             title="How it was audited",
@@ -210,6 +230,7 @@ def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
                 "guarantee above is.",
             ),
             rows=tuple((str(name), str(value)) for name, value in audit["summary"]),
+            items=tuple(str(note) for note in audit["result"]["notes"]),
         )
     ]
 
@@ -256,24 +277,3 @@ def _markdown(text: str) -> str:
     for character in "\\`*_<>|[]":
         text = text.replace(character, f"\\{character}")
     return text.replace("\n", " ")
-
-
-def _inline(plot: str) -> str:
-    """The SVG element alone, without the XML declaration that has no place inside HTML."""
-    return plot[plot.index("<svg") :].strip()
-
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0.2rem; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.4rem; border-bottom: 1px solid #ccc; }
-.headline { font-size: 1.2rem; font-weight: 600; }
-.warning { background: #fdecea; border-left: 5px solid #b3261e; padding: 0.7rem 1rem; font-weight: 600; }
-table { border-collapse: collapse; width: 100%; }
-th { text-align: left; font-weight: 600; width: 11rem; vertical-align: top; padding: 0.25rem 1rem 0.25rem 0; }
-td { padding: 0.25rem 0; vertical-align: top; overflow-wrap: anywhere; }
-figure { margin: 1rem 0; }
-figure svg { max-width: 100%; height: auto; }
-li { margin: 0.25rem 0; }
-@media print { body { margin: 0; max-width: none; } section { break-inside: avoid; } }
-"""

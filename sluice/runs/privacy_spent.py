@@ -2,7 +2,7 @@
 
 A run is charged for all releases that its mechanism promises, however many were made: why it ended early may depend on
 what was released, or on the attempts that it took, and only the cost of the whole covers that (docs/accounting.md,
-sections 3.5 and 5).
+sections 3.5 and 5). A run without a planned end is charged by stages (section 12.1).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def joint_spending(runs: Sequence[LedgerContents], *, delta: float | None = None
 def _single_spending(mechanism: Mechanism, run: LedgerContents, delta: float) -> PrivacySpent:
     epsilon = None
     if mechanism.provable:
-        epsilon = mechanism.epsilon_after(mechanism.releases, delta=delta, accountant=run.header.accountant)
+        epsilon = mechanism.epsilon_spent(run.spent, delta=delta, accountant=run.header.accountant)
     has_claims = epsilon is None or mechanism.claims_beside_proof
-    claims = mechanism.claims_after(mechanism.releases, delta=delta) if has_claims else ()
+    claims = mechanism.claims_after(mechanism.covered_releases(run.spent), delta=delta) if has_claims else ()
     return PrivacySpent(delta=delta, epsilon=epsilon, claims=claims)
 
 
@@ -87,7 +87,7 @@ def _joint_epsilon(mechanisms: Sequence[Mechanism], runs: Sequence[LedgerContent
     if not common:
         share = delta / len(runs)
         return sum(
-            mechanism.epsilon_after(mechanism.releases, delta=share, accountant=run.header.accountant)
+            mechanism.epsilon_spent(run.spent, delta=share, accountant=run.header.accountant)
             for mechanism, run in zip(mechanisms, runs, strict=True)
         )
     whole = ComposedDpEvent([mechanism.dp_event for mechanism in mechanisms])

@@ -91,7 +91,8 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
 
 def _ledger_summary(contents: LedgerContents) -> str:
     header = contents.header
-    summary = f"{contents.spent:,} of {header.planned_releases:,} releases, chain whole, head {contents.head[:16]}"
+    planned = " and no planned end" if header.mechanism.get("stages") else f" of {header.planned_releases:,}"
+    summary = f"{contents.spent:,}{planned} releases, chain whole, head {contents.head[:16]}"
     if contents.recovered:
         summary += f"; {contents.recovered} of them counted after a crash"
     if contents.torn:
@@ -106,7 +107,7 @@ def _budget_check(contents: LedgerContents, own: PrivacySpent, spent: PrivacySpe
             f"{claim.label}, {claim.reading} reading: {rounded_up(claim.value)}" for claim in spent.claims
         )
         return Check(name="epsilon", holds=True, detail=f"none is proved. {claims}".strip())
-    covered = f"for all {header.planned_releases:,} planned releases, recomputed from the ledger"
+    covered = f"for all {_covered(contents):,} planned releases, recomputed from the ledger"
     detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} by {header.accountant}, {covered}"
     if header.noise == "seeded":
         detail += "; seeded noise: for experiments only"
@@ -116,6 +117,10 @@ def _budget_check(contents: LedgerContents, own: PrivacySpent, spent: PrivacySpe
     relation = "within" if holds else "ABOVE"
     budget = f"{relation} the budget of {header.target_epsilon:g} at delta {header.delta:g}"
     return Check(name="epsilon", holds=holds, detail=f"{detail}; {budget}")
+
+
+def _covered(contents: LedgerContents) -> int:
+    return mechanism_of(contents.header).covered_releases(contents.spent)
 
 
 def _configuration_check(folder: RunFolder, contents: LedgerContents) -> Check:

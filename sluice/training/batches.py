@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from sluice._base.errors import InputError
+from sluice._base.records import reads_by_index
+
+#: What Hugging Face's models and collators call the target.
+TARGETS = ("labels",)
 
 
 class _NamedRecords(TorchSampler[list[int]]):
@@ -29,8 +33,8 @@ class _NamedRecords(TorchSampler[list[int]]):
 class Batches:
     """Batches of a map-style data set by index.
 
-    A data set with a method ``batch(indices)`` and a ``TensorDataset`` are indexed at once; any other is read record
-    by record, by the workers and with the ``collate_fn`` of the loader it came in.
+    A data set with a method ``batch(indices)`` and a ``TensorDataset`` are indexed at once; any other, and one whose loader
+    has a ``collate_fn`` of its own, is read record by record, by the workers and with the ``collate_fn`` of the loader.
 
     Args:
         source: a `DataLoader`, whose own sampling and batch size are not used, or a map-style data set.
@@ -49,7 +53,8 @@ class Batches:
             raise InputError("data_loader holds an empty data set: at least one record is needed.")
         self._named = _NamedRecords()
         self._reader: DataLoader[Any] | None = None
-        if not (hasattr(dataset, "batch") or isinstance(dataset, TensorDataset)):
+        own_collate = isinstance(source, DataLoader) and source.collate_fn is not default_collate
+        if own_collate or not (reads_by_index(dataset) or isinstance(dataset, TensorDataset)):
             self._reader = self._make_reader(source)
 
     def _make_reader(self, source: DataLoader[Any] | Dataset[Any]) -> DataLoader[Any]:
@@ -96,13 +101,28 @@ class Batches:
         return self.dataset.batch(indices)  # type: ignore[attr-defined]
 
 
-def split_pair(batch: Any) -> tuple[Any, Any]:
-    """A batch as (inputs of the model, target of the loss): the last entry is the target."""
+def split_pair(batch: Any, *, targets: tuple[str, ...] = TARGETS) -> tuple[Any, Any]:
+    """A batch as (inputs of the model, target of the loss): the last entry is the target.
+
+    Args:
+        targets: of a batch that is a dict, the entries that make up the target: as it is if it is one, as a dict otherwise.
+    """
+    if isinstance(batch, Mapping):
+        missing = [name for name in targets if name not in batch]
+        if missing:
+            raise InputError(
+                f"A record of the data set is a dict with the entries {', '.join(map(str, batch))}; targets={targets} names "
+                f"{', '.join(missing)}, which is not among them. Pass TrainingOptions(targets=...): the entries that "
+                "the loss takes; the others are the model's keywords."
+            )
+        chosen = {name: batch[name] for name in targets}
+        keywords = {name: value for name, value in batch.items() if name not in chosen}
+        return keywords, chosen if len(targets) > 1 else batch[targets[0]]
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
         return inputs, batch[-1]
     raise InputError(
-        f"A record of the data set is a {type(batch).__name__}; it must be (inputs..., target) for this way of training. "
+        f"A record of the data set is a {type(batch).__name__}; it must be (inputs..., target) or a dict for this way of training. "
         "Use the ordinary loop over the loader for other shapes."
     )
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from sluice.gradients import Chunk, PerSampleGradients
 from sluice.gradients.costs import fixed_rows
-from sluice.gradients.trees import apply, batch_size, padded
+from sluice.gradients.trees import apply, batch_size, mapped, padded, tensors_in
 from sluice.mechanism.rounding_error import BLOCK_ROWS, sum_error
 from sluice.randomness.noise import NoiseSource
-from sluice.training.batches import Batches, split_pair
+from sluice.training.batches import TARGETS, Batches, split_pair
 from sluice.training.distributed.workers import Workers
 from sluice.training.weights import WeightUpdater
 
@@ -31,6 +31,9 @@ class TrainingContext:
         before_update: called with what was published, before it changes weights or state: the journal's place.
         after_release: called when a release is applied.
         piece_size: this many records at most are read at once, but by `chunks`, which reads chunks.
+        observe_attempt: called with every attempt of a gate that `releases` makes, once it is decided: a study's place. It
+            must leave the run as it is.
+        targets: see `split_pair`.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
         workers: those who share the records of each batch.
         agreed: what they have found to be the same for all.
@@ -44,6 +47,8 @@ class TrainingContext:
     before_release: Callable[[int], None]
     before_update: Callable[[Mapping[str, Any]], None] = lambda published: None
     after_release: Callable[[], None] = lambda: None
+    observe_attempt: Callable[[Any], None] | None = None
+    targets: tuple[str, ...] = TARGETS
     loop_batch: float = 0.0
     workers: Workers = field(default_factory=Workers)
     agreed: set[str] = field(default_factory=set)
@@ -100,7 +105,7 @@ class TrainingContext:
             self.gradients.prepare(next(self.pairs(torch.zeros(1, dtype=torch.int64)))[0])
         self._agree_on_chunks()
         for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
-            x, y = split_pair(piece)
+            x, y = split_pair(piece, targets=self.targets)
             yield from self.gradients.chunks(x, y, loss, samples=samples)
             del piece, x, y  # else the next piece could not use their memory, which is still in the processor's cache
 
@@ -121,7 +126,7 @@ class TrainingContext:
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""
         for piece in self.batches.pieces(indices, size or self.piece_size):
-            yield split_pair(piece)
+            yield split_pair(piece, targets=self.targets)
 
     def raw_losses(self, indices: Tensor, loss: Loss) -> Tensor:
         """The loss of each of this worker's part of the named records at the present weights, in float64, dropout off.
@@ -136,8 +141,7 @@ class TrainingContext:
                 rows = batch_size(y)
                 x, y = padded((x, y), self.piece_size)
                 output = apply(self.module, self.gradients.arranged(x))
-                each = torch.func.vmap(lambda out, target: loss(out.unsqueeze(0), target.unsqueeze(0)).sum())
-                parts.append(each(output, y)[:rows].double().cpu())
+                parts.append(_each_loss(output, y, loss)[:rows].double().cpu())
         return torch.cat(parts)
 
     def require_in_step(self, spent: int) -> None:
@@ -159,6 +163,18 @@ class TrainingContext:
     def apply(self, released: Mapping[str, Tensor]) -> None:
         """Update the weights with a released gradient."""
         self.updater.apply(released)
+
+
+def _each_loss(output: Any, y: Any, loss: Loss) -> Tensor:
+    """The loss of each record, from an output and targets of which every tensor has the records first."""
+
+    def one(tensors: list[Tensor]) -> Tensor:
+        single = (tensor.unsqueeze(0) for tensor in tensors)
+        alone_output, alone_y = mapped((output, y), lambda _: next(single))
+        return loss(alone_output, alone_y).sum()
+
+    found: Tensor = torch.func.vmap(one)(list(tensors_in((output, y))))
+    return found
 
 
 class RawSum:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sluice.audit.result import AuditResult
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.loop import LoopCapture
 from sluice.mechanism.base import Mechanism
+from sluice.mechanism.delta import warn_of_delta
 from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
@@ -38,11 +40,12 @@ from sluice.training.executor import Executor, PiecewiseExecutor
 from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
 from sluice.training.options import TrainingOptions
+from sluice.training.queries import EpsilonQueries
 from sluice.training.state import TrainingState
-from sluice.training.weights import PrivateOptimizer, WeightUpdater, averaged
+from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
-class PrivacyEngine:
+class PrivacyEngine(EpsilonQueries):
     """Trains with differential privacy, adding or removing one record being what is protected.
 
     Args:
@@ -50,7 +53,7 @@ class PrivacyEngine:
         seed: None for cryptographic randomness that cannot be repeated. An integer makes sampling, gate and noise
             repeatable, for experiments only: whoever knows the seed can undo the noise.
 
-    ::
+    Example::
 
         engine = PrivacyEngine()
         model, optimizer, loader = engine.make_private_with_epsilon(
@@ -110,9 +113,9 @@ class PrivacyEngine:
             noise_multiplier: standard deviation of the noise over ``max_grad_norm``.
             max_grad_norm: the maximum norm of one record's weighted gradient.
             releases: how many updates to release. Or:
-            epochs: as many as make this many passes over the data on average; the loader then ends after each.
-            sample_rate: probability with which a record is in a batch. None takes the loader's batch size over the
-                number of records, exactly.
+            epochs: as many as make this many passes over the data on average; the loader then ends after each. If neither is
+                given the run has no planned end, and stopping it by what was released is charged for (`get_certified_epsilon`).
+            sample_rate: with which probability a record is in a batch. None: the loader's batch size over their number.
             scaling: from norms to weights; None clips at ``max_grad_norm``. Its own ``max_grad_norm`` must agree.
             gate: which attempts are released; None releases all: plain DP-SGD.
             prior_releases: noise multipliers of Gaussian releases already made from the same records.
@@ -129,6 +132,7 @@ class PrivacyEngine:
             gate=gate,
             prior_releases=prior_releases,
             expected_canaries=canaries.expected if canaries else 0,
+            loop_piece=1 if loss_reduction == "sum" else max_physical_batch_size,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -141,9 +145,9 @@ class PrivacyEngine:
             ledger_delta=ledger_delta,
             canaries=canaries,
         )
-        mechanism = arguments.mechanism(noise_multiplier)
+        mechanism = arguments.with_noise(noise_multiplier)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
-        return self.ordinary_loop(passes=epochs or 1)
+        return self.ordinary_loop(releases_per_pass=arguments.releases_per_pass)
 
     def make_private_with_epsilon(
         self,
@@ -154,6 +158,7 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         max_grad_norm: float,
+        noise_multiplier: float | None = None,
         releases: int | None = None,
         epochs: int | None = None,
         sample_rate: float | None = None,
@@ -171,8 +176,8 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """`make_private` with the noise that spends at most ``target_epsilon`` at ``target_delta``.
 
-        Noise of the gate and of its reference is chosen too where the gate leaves it open. The other arguments are
-        those of `make_private`.
+        With a ``noise_multiplier`` it is the number of releases that is chosen, the largest that the budget allows, and the
+        loader ends there. Otherwise noise of the gate is chosen too where it leaves it open.
         """
         arguments = SelectiveArguments(
             data_loader=data_loader,
@@ -184,6 +189,7 @@ class PrivacyEngine:
             gate=gate,
             prior_releases=prior_releases,
             expected_canaries=canaries.expected if canaries else 0,
+            loop_piece=1 if loss_reduction == "sum" else max_physical_batch_size,
         )
         options = TrainingOptions(
             loss_reduction=loss_reduction,
@@ -197,10 +203,10 @@ class PrivacyEngine:
             ledger_target=target_epsilon,
             canaries=canaries,
         )
-        open_mechanism = arguments.mechanism()
-        mechanism = open_mechanism.calibrate(epsilon=target_epsilon, delta=target_delta, accountant=self.accountant)
+        mechanism = arguments.with_epsilon(target_epsilon, target_delta, noise_multiplier, accountant=self.accountant)
+        warn_of_delta(target_delta, mechanism)
         self.make_private_by(mechanism, module=module, optimizer=optimizer, data_loader=data_loader, options=options)
-        return self.ordinary_loop(passes=epochs or 1)
+        return self.ordinary_loop(releases_per_pass=arguments.releases_per_pass)
 
     def make_private_by(
         self,
@@ -224,15 +230,14 @@ class PrivacyEngine:
         workers = join_for(mechanism, module)
         self.noise = workers.common_noise(self.noise)
         self._module = module
-        if options.ema_decay is not None:
-            self._average = averaged(module, decay=options.ema_decay)
+        self._average = options.average_of(module)
         self.auditing = Auditing(options.canaries, mechanism, module, optimizer, data_loader)
         module, data_loader = self.auditing.module, self.auditing.data
         self._updater = WeightUpdater(
             module=module,
             optimizer=optimizer,
             lr_scheduler=options.lr_scheduler,
-            after_release=self._update_average,
+            after_release=None if self._average is None else partial(self._average.update_parameters, self._module),
             observe=self.auditing.observe,
         )
         gradients = PerSampleGradients(
@@ -250,11 +255,13 @@ class PrivacyEngine:
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
+            targets=options.targets,
             before_release=workers.by_first(
                 self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
             ),
             before_update=self._keeping.before_update,
             after_release=self._keeping.after_release,
+            observe_attempt=options.observe_attempt,
             workers=workers,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
@@ -268,11 +275,14 @@ class PrivacyEngine:
             observations=self.auditing.observations,
         )
 
-    def ordinary_loop(self, *, passes: int = 1) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+    def ordinary_loop(
+        self, *, passes: int = 1, releases_per_pass: int | None = None
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """The module, optimizer and loader of a loop of your own: forward, backward, ``optimizer.step()``.
 
         Args:
-            passes: how often to go through the loader, which ends after as many releases each time.
+            passes: how often to go through the loader, which ends after as many releases each time. Or:
+            releases_per_pass: after how many.
         """
         executor = self._running()
         if not isinstance(executor, PiecewiseExecutor):
@@ -281,8 +291,10 @@ class PrivacyEngine:
                 "with engine.releases(loss)."
             )
         validate.positive_integer(passes=passes)
-        per_pass = math.ceil(self.mechanism.releases / passes)
-        self._capture, optimizer, loader = ordinary_loop(executor, releases_per_pass=per_pass)
+        per_pass = releases_per_pass or math.ceil(self.mechanism.releases / passes)
+        self._capture, optimizer, loader = ordinary_loop(
+            executor, releases_per_pass=per_pass, sample_rate=self.mechanism.sampling["rate"]
+        )
         return executor.context.module, optimizer, loader
 
     def releases(self, loss: Loss) -> Iterator[int]:
@@ -290,7 +302,7 @@ class PrivacyEngine:
 
         Args:
             loss: ``loss(output, target)``, reduced as ``loss_reduction`` says. The data set's records are (inputs, ...,
-                target).
+                target), or dicts (`TrainingOptions.targets`).
 
         Does the same as the ordinary loop, in chunks that fit the cache, and stops when the last release is made.
         """
@@ -320,27 +332,6 @@ class PrivacyEngine:
         trace = self._running().trace
         return trace.attempts[-1], trace.measured[-1], trace.metrics[-1]
 
-    def get_epsilon(self, delta: float) -> float:
-        """What the releases so far cost, by the sound accountant, if the run was planned to stop here.
-
-        It is this run's guarantee only if this number of releases was fixed in advance. Quote `get_certified_epsilon`
-        for a run that stops early because it looks good enough, gave up, or was interrupted. A run whose gate cannot
-        be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed_epsilon`.
-        """
-        return self._proved_epsilon(delta, releases=self._running().spent)
-
-    def get_certified_epsilon(self, delta: float) -> float:
-        """What this run guarantees, whenever and for whatever reason it stops: epsilon of all planned releases."""
-        return self._proved_epsilon(delta, releases=self.mechanism.releases)
-
-    def _proved_epsilon(self, delta: float, *, releases: int) -> float:
-        self.mechanism.require_proof()
-        return self.mechanism.epsilon_after(releases, delta=delta, accountant=self.accountant)
-
-    def get_claimed_epsilon(self, delta: float) -> float:
-        """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
-        return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
-
     def audit(self, *, delta: float, confidence: float = 0.95, claimed_epsilon: float | None = None) -> AuditResult:
         """Bound epsilon from below by what was released of the canaries so far (docs/audit.md).
 
@@ -348,9 +339,9 @@ class PrivacyEngine:
             claimed_epsilon: what is put to the test; None takes what this run's own accountant says.
         """
         self._running()
-        return self.auditing.result(
+        return self.auditing.evidence(
             delta=delta, confidence=confidence, claimed_epsilon=claimed_epsilon, accountant=self.accountant
-        )
+        ).result
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -374,16 +365,10 @@ class PrivacyEngine:
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int = 0) -> None:
-        """Continue from `state_dict`, on an engine that was set up with the same arguments.
-
-        Args:
-            lost: how many releases are charged beside those that the state contains, because they are gone.
-        """
-        executor = self._running()
-        charged = executor.unrepeatable
+        """Continue from `state_dict`, on an engine set up with the same arguments; ``lost`` more are charged and gone."""
+        charged = self._running().unrepeatable
         self._state.restore(state)
-        executor.begin_after(max(lost, charged - executor.released))
-        self._keeping.restart()
+        self._continue(charged=charged, lost=lost)
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
@@ -422,8 +407,14 @@ class PrivacyEngine:
             self._state,
             Path(folder),
             config_hash=config_hash or self._mechanism_hash(),
-            lost=lambda applied: spent - applied if recorder is None else recorder.continue_from(applied),
+            lost=lambda applied: max(spent - applied, recorder.continue_from(applied) if recorder else 0),
         )
+
+    def _continue(self, *, charged: int, lost: int) -> None:
+        executor, recorder = self._running(), self._recorder
+        logged = executor.context.workers.from_first(lambda: recorder.continue_from(self.released) if recorder else 0)
+        executor.begin_after(max(lost, logged, charged - self.released))
+        self._keeping.restart()
 
     def _mechanism_hash(self) -> str:
         return configuration_hash(self.mechanism.to_dict())
@@ -437,10 +428,6 @@ class PrivacyEngine:
         self._keeping.close()
         if self._recorder is not None:
             self._recorder.close()
-
-    def _update_average(self) -> None:
-        if self._average is not None:
-            self._average.update_parameters(self._module)
 
     def _running(self) -> Executor[Any]:
         if self._executor is None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sluice._base import validate
+from sluice.gradients.costs import fixed_rows
 from sluice.gradients.loop import LoopCapture
 from sluice.randomness.model_state import ModelRandomness
 from sluice.training.batches import Batches, rows_in
@@ -18,6 +20,11 @@ class PrivateLoader:
     """The batches of the ordinary loop, in pieces of at most ``max_physical_batch_size``.
 
     It ends by itself when the last release is made (with ``epochs=``: when those of one epoch are).
+
+    Attributes:
+        dataset: the records.
+        sample_rate: the probability with which a record is in a batch.
+        batch_size: how many records a batch has on average, rounded. No batch need have just as many.
     """
 
     def __init__(
@@ -28,8 +35,11 @@ class PrivateLoader:
         capture: LoopCapture,
         piece_size: int,
         releases_per_pass: int,
+        sample_rate: float,
     ) -> None:
         self.dataset = batches.dataset
+        self.sample_rate = sample_rate
+        self.batch_size = max(1, round(executor.expected_batch_size))
         self._batches = batches
         self._executor = executor
         self._capture = capture
@@ -38,11 +48,35 @@ class PrivateLoader:
         self.last_piece = False
         self.randomness: ModelRandomness | None = None
 
+    def __len__(self) -> int:
+        """How many releases a pass makes, at most: a public number.
+
+        As many batches come out where each fits into one piece and none is empty or rejected; how many really do is
+        sensitive.
+        """
+        return self._releases_per_pass
+
+    def set_piece_size(self, rows: int) -> int:
+        """Let at most so many records through the model at once, from the next batch on; the number before.
+
+        More than ``max_physical_batch_size`` has no effect: what rounding is charged for was computed for that many.
+        """
+        validate.positive_integer(rows=rows)
+        before, most = self._piece_size, self._executor.context.loop_rows
+        self._piece_size = fixed_rows(self._executor.expected_batch_size, most=min(rows, most)) if rows < most else most
+        return before
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last release has been made, by plan or by budget, so that no batch will come: public."""
+        return self._executor.done
+
     def __iter__(self) -> Iterator[Any]:
         end = self._executor.released + self._releases_per_pass
         self._capture.attach()
         workers = self._executor.context.workers
         while not self._executor.done and self._executor.released < end:
+            self._capture.rows = self._piece_size
             everyones = self._executor.noise.random_order(self._executor.draw())
             indices, rounds = workers.own(everyones), workers.rounds(len(everyones), rows=self._piece_size)
             if rounds == 0:
@@ -71,7 +105,7 @@ class PrivateLoader:
 
 
 def ordinary_loop(
-    executor: PiecewiseExecutor[Any], *, releases_per_pass: int
+    executor: PiecewiseExecutor[Any], *, releases_per_pass: int, sample_rate: float
 ) -> tuple[LoopCapture, PrivateOptimizer, PrivateLoader]:
     """What a user's own loop needs to drive an executor: what watches the model, the optimizer and the loader."""
     executor.serve_loop()
@@ -83,6 +117,7 @@ def ordinary_loop(
         capture=capture,
         piece_size=context.loop_rows,
         releases_per_pass=releases_per_pass,
+        sample_rate=sample_rate,
     )
 
     def consume() -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.audit.canaries import Canaries
 from sluice.gradients import GradientOptions
 from sluice.mechanism.base import Mechanism
 from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header
+from sluice.training.batches import TARGETS
+from sluice.training.weights import averaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,10 @@ class TrainingOptions:
             the run resumes with it: call `PrivacyEngine.load`, or the releases in it count as lost.
         ledger_delta: the delta at which that ledger reports.
         ledger_target: the epsilon that the ledger names as what the run was calibrated to, if it was.
+        targets: where a record of the data set is a dict, the entries that `PrivacyEngine.releases` gives to the loss; the
+            others are the model's keywords.
         canaries: made-up records that are trained with the others, for `PrivacyEngine.audit`.
+        observe_attempt: called with each `ObservedAttempt` of selective release, which is sensitive: for studies alone.
     """
 
     loss_reduction: str = "mean"
@@ -43,13 +52,23 @@ class TrainingOptions:
     ledger: str | Path | None = None
     ledger_delta: float = 1e-5
     ledger_target: float | None = None
+    targets: tuple[str, ...] = TARGETS
     canaries: Canaries | None = None
+    observe_attempt: Callable[[Any], None] | None = None
 
     def __post_init__(self) -> None:
         validate.one_of(("mean", "sum"), loss_reduction=self.loss_reduction)
         validate.positive_integer(max_physical_batch_size=self.max_physical_batch_size)
+        if isinstance(self.targets, str) or not self.targets:
+            raise InputError(f"targets={self.targets!r} is not allowed: give a tuple of names, such as ('labels',).")
         if self.ema_decay is not None:
             validate.open_fraction(ema_decay=self.ema_decay)
+
+    def average_of(self, module: nn.Module) -> AveragedModel | None:
+        """The running average of the module's weights, if one is kept."""
+        if self.ema_decay is None:
+            return None
+        return averaged(module, decay=self.ema_decay)
 
     def recorder(self, mechanism: Mechanism, *, secure: bool, accountant: str) -> LedgerRecorder | None:
         """What writes releases to the ledger; None where no ledger is kept."""

@@ -7,16 +7,17 @@ decision, and add up the weighted sum where it is a release.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sluice._base.errors import SluiceError
+from sluice._base.errors import InputError, SluiceError
 from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
 from sluice.training.executor import Draft, PiecewiseExecutor
@@ -34,6 +35,26 @@ class AcceptedBatch:
     raw_metric: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObservedAttempt:
+    """An attempt that has just been decided, for a study of what a gate does. All of it is sensitive.
+
+    Attributes:
+        release: the number of the release that it is an attempt at.
+        indices: of its batch.
+        skipped: so many attempts before it were rejected without a look at any batch.
+        context: of the run, where studies find records, weights and losses.
+    """
+
+    release: int
+    indices: Tensor
+    skipped: int
+    accepted: bool
+    mechanism: SelectiveRelease
+    context: TrainingContext
+    loss: Loss
+
+
 class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     """Makes the releases of selective release, or of plain DP-SGD, one attempt at a time.
 
@@ -41,8 +62,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
 
     | stage | where |
     |---|---|
-    | draw the gate's noise, then a batch | `draw` |
-    | measure a chunk, decide whether it still may pass, add it to the sum | `absorb` |
+    | draw the gate's noise, then a batch, and coins for its records where the gate thins it | `draw` |
+    | measure a chunk, decide whether it still may pass, add it, or those of it that are kept, to the sum | `absorb` |
     | log the release | `Executor.commit` |
     | add noise | `publish` |
     | update the weights, keep the next reference | `update` |
@@ -53,7 +74,8 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         Each update applied is one release as `SelectiveReleaseDpEvent` (or the plain sampled Gaussian, without
         a gate) defines it: a Poisson sample at ``mechanism.sample_rate``, accepted by the gate, its scaled sum with
         noise of ``noise_multiplier`` times the rule's sensitivity, divided by a public constant. No more than
-        ``mechanism.releases`` are made. A rejected attempt changes nothing but ``trace`` and the noise source; one that
+        ``mechanism.releases`` are made. Where the gate thins batches, a record is kept by a coin of its own, drawn before it is
+        measured; coins belong to places in the batch, so they do not depend on how it is cut into chunks. A rejected attempt changes nothing but ``trace`` and the noise source; one that
         was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
     """
 
@@ -69,17 +91,28 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
         self._attempt: Attempt | None = None
         self._raw_sum: RawSum | None = None
+        self._coins: Tensor | None = None
         self._rejected = False
         self._attempts_used = 0
         self._measured = 0
 
     @property
     def expected_batch_size(self) -> float:
-        return self.mechanism.expected_batch_size
+        return self.mechanism.expected_candidates
 
     @property
     def still_possible(self) -> bool:
         return not self._rejected
+
+    def serve_loop(self) -> None:
+        super().serve_loop()
+        gate, context = self.mechanism.gate, self.context
+        rows = 1 if context.gradients.sums_losses else context.loop_rows
+        if isinstance(gate, ThinningGate) and gate.moved_records < rows:
+            raise InputError(
+                f"gate.moved_records={gate.moved_records} is not allowed in a loop of your own over a mean loss, where rounding "
+                f"may move the norms of {rows} records: make_private fills it in; or set it, use a sum, or engine.releases."
+            )
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
         while not self._attempt_passes(loss):
@@ -87,8 +120,23 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         return self._draft()
 
     def _attempt_passes(self, loss: Loss) -> bool:
+        indices = self.draw()
         # `map` holds no chunk while the next one is made.
-        return all(map(self.absorb, self.context.rounds(self.draw(), loss))) and self._is_accepted()
+        passes = all(map(self.absorb, self.context.rounds(indices, loss))) and self._is_accepted()
+        if self.context.observe_attempt is not None:
+            self.context.observe_attempt(self._observed(indices, loss, accepted=passes))
+        return passes
+
+    def _observed(self, indices: Tensor, loss: Loss, *, accepted: bool) -> ObservedAttempt:
+        return ObservedAttempt(
+            release=self.spent + 1,
+            indices=indices,
+            skipped=0 if self._attempt is None else self._attempt.count - 1,
+            accepted=accepted,
+            mechanism=self.mechanism,
+            context=replace(self.context, observe_attempt=None),
+            loss=loss,
+        )
 
     def draw(self) -> Tensor:
         self.require_more()
@@ -97,13 +145,16 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         sample = self._sampler.sample()
         if self._attempt is None:
             self._measured += len(sample)
+        elif self.mechanism.gate is not None and self.mechanism.gate.thins:
+            # All workers draw the coins of all places, and use those of their own.
+            self._coins = self.context.workers.own(self.noise.uniform((len(sample),)))
         return sample
 
     def absorb(self, chunk: Chunk | None) -> bool:
         if not self._measure(chunk):
             return self._is_accepted()
         if chunk is not None:
-            self._add_to_sum(chunk, self.mechanism.scaling(chunk.norms))
+            self._add_to_sum(chunk, self._weights(chunk.norms))
         return True
 
     def finish(self) -> bool:
@@ -112,14 +163,19 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         self.commit(self._draft())
         return True
 
+    def candidate(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
+        """The gradient that a release of this batch would publish, whatever a gate says of it.
+
+        Guarantee:
+            Sensitive: nothing is charged for it. For studies of what a gate does, with a noise source of their own.
+        """
+        raw_sum = self.context.raw_sum()
+        for chunk in self.context.chunks(indices, loss):
+            raw_sum.add(chunk, self.mechanism.scaling(chunk.norms))
+        return self._with_noise(raw_sum)
+
     def publish(self, content: AcceptedBatch) -> dict[str, Any]:
-        mechanism = self.mechanism
-        noisy = self.context.noisy(
-            content.raw_sum, noise_multiplier=mechanism.sigma, sensitivity=mechanism.scaling.sensitivity
-        )
-        gradient = self.context.as_update(
-            {name: each.div_(mechanism.expected_batch_size) for name, each in noisy.items()}
-        )
+        gradient = self._with_noise(content.raw_sum)
         reference = self._next_reference(content.raw_metric)
         return {"gradient": gradient, "reference": None if reference is None else asdict(reference)}
 
@@ -150,6 +206,15 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         self._measured += int(measured)
         return attempt.add_metric(raw_metric)
 
+    def _weights(self, norms: Tensor) -> Tensor:
+        """With which weight each record of a chunk counts: 0 for those that a thinning gate leaves out."""
+        weights, gate = self.mechanism.scaling(norms), self.mechanism.gate
+        if self._coins is None or gate is None:
+            return weights
+        coins, self._coins = self._coins[: len(norms)], self._coins[len(norms) :]
+        kept = coins < gate.keep_probability(norms, sample_rate=self.mechanism.sample_rate)
+        return weights.masked_fill(~kept.to(weights.device), 0.0)
+
     def _is_accepted(self) -> bool:
         """Whether the attempt passes, all of its batch being measured; a rejection is counted, once."""
         if self._rejected:
@@ -165,6 +230,11 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         if self._raw_sum is None:
             self._raw_sum = self.context.raw_sum()
         self._raw_sum.add(chunk, weights)
+
+    def _with_noise(self, raw_sum: RawSum) -> dict[str, Tensor]:
+        mechanism = self.mechanism
+        noisy = self.context.noisy(raw_sum, noise_multiplier=mechanism.sigma, sensitivity=mechanism.scaling.sensitivity)
+        return self.context.as_update({name: each.div_(mechanism.expected_batch_size) for name, each in noisy.items()})
 
     def _next_reference(self, raw_metric: float) -> ReferenceState | None:
         gate = self.mechanism.gate
@@ -192,6 +262,5 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
 
     def _forget(self) -> None:
-        self._attempt = None
-        self._raw_sum = None
+        self._attempt = self._raw_sum = self._coins = None
         self._rejected = False

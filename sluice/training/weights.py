@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.hooks import RemovableHandle
 
 from sluice._base.errors import InputError
 from sluice.gradients.sharding import is_sharded, own_part
@@ -199,6 +200,9 @@ class PrivateOptimizer(Optimizer):
     ``step()`` consumes the backward pass that was just made. With the last piece of a batch it decides: the update is
     applied through the user's optimizer, or the attempt is forgotten and weights, optimizer state and learning rate
     stay bit for bit what they were. Like PyTorch's it returns None either way; which of the two happened is sensitive.
+
+    Hooks of a step are called with each release, never with a piece of a batch or a forgotten attempt, so what they count is
+    public. They run inside the user's own optimizer, around its update, and are given that optimizer.
     """
 
     def __init__(self, updater: WeightUpdater, *, consume: Callable[[], None]) -> None:
@@ -241,6 +245,24 @@ class PrivateOptimizer(Optimizer):
                 "loss.backward() and then step()."
             )
         self._consume()
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        return self.original_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        return self.original_optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.original_optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.original_optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.original_optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        return self.original_optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self._updater.optimizer!r})"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import ndtr
+from scipy.stats import binom
 
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
 from sluice.accounting.loss_distribution import DIRECTIONS, hockey_stick_bound
 from sluice.accounting.selective_rdp import renyi_divergences
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.thinning import LARGEST_SHARE, ThinningGate
+from sluice.randomness.noise import SeededNoise
 
 ORDERS = np.array([1.5, 2.0, 4.0, 8.0, 20.0])
 EPSILONS = np.array([0.0, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0])
@@ -207,3 +212,155 @@ def test_a_reference_that_is_not_charged_is_caught():
     )
     assert excess(toy, free) > 0.1
     assert excess(toy, toy.event) <= 1e-5
+
+
+# Gates whose acceptance is a product over records (docs/accounting.md, section 12).
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorisingToy(Toy):
+    """The same toy, accepted with probability ``prod exp(-strength * metric)``, up to a factor that is the same for all batches."""
+
+    strength: float
+
+    def accept(self, metric: float) -> float:
+        return math.exp(-self.strength * metric)
+
+    @property
+    def gate(self) -> ThinningGate:
+        return ThinningGate(strength=self.strength, small_norm=0.0, large_norm=1.0)
+
+    @property
+    def candidate_rate(self) -> float:
+        return self.gate.candidate_rate(self.q)
+
+    def charged_at(self, rate: float) -> SelectiveReleaseDpEvent:
+        return SelectiveReleaseDpEvent(sampling_probability=rate, noise_multiplier=self.sigma, acceptance=UNGATED)
+
+    @property
+    def event(self) -> SelectiveReleaseDpEvent:
+        return self.charged_at(self.candidate_rate)
+
+    def thinned_law(self, *, with_z: bool) -> dict[tuple[int, ...], float]:
+        """The probability of every batch where candidates are drawn once and kept by coins of their own."""
+        metrics = torch.tensor([*self.metrics, *((self.z_metric,) if with_z else ())], dtype=torch.float64)
+        kept = self.gate.keep_probability(metrics, sample_rate=self.candidate_rate).tolist()
+        rates = [self.candidate_rate * each / LARGEST_SHARE for each in kept]
+        return {
+            batch: math.prod(rate if taken else 1 - rate for rate, taken in zip(rates, batch, strict=True))
+            for batch in itertools.product((0, 1), repeat=len(rates))
+        }
+
+
+def factorising_toy(rng: np.random.Generator, *, strengths: tuple[float, float]) -> FactorisingToy:
+    plain = random_toy(rng, with_reference=False)
+    return FactorisingToy(
+        **{**vars(plain), "q": float(rng.choice([0.02, 0.2, 0.5, 0.8]))}, strength=float(rng.uniform(*strengths))
+    )
+
+
+@pytest.mark.parametrize("with_z", [True, False])
+def test_rejecting_batches_and_thinning_them_give_the_same_law(with_z):
+    rng = np.random.default_rng(20)
+    for _ in range(60):
+        toy = factorising_toy(rng, strengths=(-5, 5))
+        thinned = toy.thinned_law(with_z=with_z)
+        for batch, (rejected, _, _) in zip(thinned, toy.law(with_z=with_z), strict=True):
+            assert rejected == pytest.approx(thinned[batch], rel=2e-5, abs=1e-15)
+
+
+@pytest.mark.parametrize("strengths", [(0.0, 6.0), (-3.0, 0.0)], ids=["small gradients preferred", "large ones"])
+@pytest.mark.parametrize("block", range(3))
+def test_a_factorising_gate_never_costs_more_than_plain_sampling(block, strengths):
+    rng = np.random.default_rng(200 + block)
+    toys = [factorising_toy(rng, strengths=strengths) for _ in range(50)]
+    assert max(excess(toy, toy.event) for toy in toys) <= 1e-6
+
+
+def test_a_factorising_gate_attains_what_is_charged_and_can_cost_less():
+    rng = np.random.default_rng(3)
+    toys = [factorising_toy(rng, strengths=(0.5, 6.0)) for _ in range(50)]
+    ratios = [1 + excess(toy, toy.event) for toy in toys]
+    assert max(ratios) > 0.999  # records whose metric is 0, and nobody beside them
+    assert min(ratios) < 0.5
+
+
+def test_charging_a_negative_strength_at_the_plain_rate_is_caught():
+    rng = np.random.default_rng(9)
+    caught = 0
+    for _ in range(20):
+        toy = replace(factorising_toy(rng, strengths=(-3.0, -1.0)), z_metric=1.0)
+        exact = exact_renyi(*toy.densities())
+        assert (exact <= renyi_divergences(toy.event, ORDERS) * (1 + 1e-6)).all()
+        caught += bool((exact > 1.1 * renyi_divergences(toy.charged_at(toy.q), ORDERS)).any())
+    assert caught >= 5
+
+
+def test_the_metric_of_other_records_does_not_matter():
+    """The tilt of the other records, which costs so much elsewhere, is none here: they may be anything."""
+    rng = np.random.default_rng(12)
+    alone = replace(factorising_toy(rng, strengths=(2.0, 3.0)), z_metric=1.0)
+    inclusion = {
+        metrics: sum(
+            weight for batch, weight in replace(alone, metrics=metrics).thinned_law(with_z=True).items() if batch[-1]
+        )
+        for metrics in ((0.0,) * 5, (1.0,) * 5, (0.3, 1.0, 0.0, 0.7, 0.2))
+    }
+    assert max(inclusion.values()) == pytest.approx(min(inclusion.values()), rel=1e-12)
+
+
+# The gate of selective release is nearly one of these: how much rarer records are that it counts fully, or by half.
+INCLUSION = {0.93: (0.2392, 0.8847, 0.9421), 2.9: (0.4013, 0.9701, 0.9850)}
+
+
+def gate_for_inclusion(gate_noise: float) -> ClippingBiasGate:
+    return ClippingBiasGate(
+        beta=3.0, clip_range=2.0, gate_noise=gate_noise, reference_noise=math.inf, initial_reference=23.0, small_norm=0.0, large_norm=1.0
+    )  # fmt: skip
+
+
+def exact_inclusion(gate: ClippingBiasGate, *, rate: float, records: int) -> tuple[float, float, float]:
+    """Acceptance, and the factors of the odds of metrics 1 and 1/2; three, four and three of ten records have 0, 1/2 and 1."""
+    counts = np.arange(400)
+    ones, halves = (binom.pmf(counts, records * share // 10, rate) for share in (3, 4))
+    spread = np.zeros(2 * counts.size)
+    spread[::2] = ones
+    law = np.convolve(halves, spread)[: counts.size]
+
+    def accepted(extra: float) -> float:
+        difference = np.clip(23.0 - counts / 2 - extra, -gate.clip_bound, gate.clip_bound)
+        return float(law @ ndtr((difference - gate.threshold) / gate.noise_std))
+
+    return accepted(0.0), accepted(1.0) / accepted(0.0), accepted(0.5) / accepted(0.0)
+
+
+@pytest.mark.parametrize("gate_noise", INCLUSION)
+def test_the_gate_of_selective_release_tilts_odds_nearly_exponentially(gate_noise):
+    acceptance, full, half = exact_inclusion(gate_for_inclusion(gate_noise), rate=0.017, records=2700)
+    assert (acceptance, full, half) == pytest.approx(INCLUSION[gate_noise], abs=6e-5)
+    assert half == pytest.approx(math.sqrt(full), abs=0.002)
+
+
+def test_inclusion_weights_of_the_gate_as_implemented_agree_within_monte_carlo_error():
+    """The real gate, on batches by their counts of records with metrics 1/2 and 1."""
+    gate, rate, records, releases = gate_for_inclusion(0.93), 0.017, 2700, 2000
+    rng, noise = np.random.default_rng(1), SeededNoise(4)
+    sizes = {0.0: records - 7 * records // 10, 0.5: 4 * records // 10, 1.0: 3 * records // 10}
+    included = dict.fromkeys(sizes, 0)
+    for _ in range(releases):
+        while True:
+            drawn = {metric: int(rng.binomial(size, rate)) for metric, size in sizes.items()}
+            attempt = gate.begin(gate.first_reference(), noise)
+            attempt.add_metric(sum(metric * count for metric, count in drawn.items()))
+            if attempt.accepted:
+                break
+        for metric, count in drawn.items():
+            included[metric] += count
+    odds = {metric: included[metric] / (releases * sizes[metric] - included[metric]) for metric in sizes}
+    _, full, half = exact_inclusion(gate, rate=rate, records=records)
+    for metric, expected in ((1.0, full), (0.5, half)):
+        error = expected * math.sqrt(1 / included[metric] + 1 / included[0.0])
+        assert odds[metric] / odds[0.0] == pytest.approx(expected, abs=4 * error)
+    tilt = -math.log(odds[1.0] / odds[0.0])
+    error = math.sqrt(1 / included[0.5] + 1 / included[0.0])
+    assert odds[0.5] / odds[0.0] == pytest.approx(math.exp(-tilt / 2), abs=4 * error)

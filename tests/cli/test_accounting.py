@@ -157,3 +157,15 @@ def test_all_commands_claim_the_same_figure(capsys, tmp_path, monkeypatch):
         sample_rate=0.01, releases=300, target_epsilon=1.0, target_delta=1e-5, gate=ClippingBiasGate(), accountant="rdp"
     )
     assert plan_curves.plan_curves(calibration, points=2).curves[-1].epsilons[-1] == planned["paper_rdp"]
+
+
+@pytest.mark.parametrize("command", [["epsilon", *SETTING, *GATE], ["plan", *PLAN]])
+def test_a_delta_that_promises_nothing_is_remarked_on(capsys, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    large = ["0.5" if argument == "1e-5" else argument for argument in command]
+    _, out, err = run(capsys, *large)
+    assert "delta=0.5 is not below 1/N" in err.replace("\n", " ")
+    assert json.loads(run(capsys, *large, "--json")[1])["warnings"]
+    _, out, err = run(capsys, *command)
+    assert "1/N" not in out + err
+    assert json.loads(run(capsys, *command, "--json")[1])["warnings"] == []

@@ -290,3 +290,13 @@ def test_a_record_whose_gradient_is_not_finite_is_not_spoken_of(tmp_path, capsys
     code, out, err = run(arguments, capsys)
     assert code == 0, err
     assert "finite" not in out + err
+
+
+def test_a_delta_that_promises_nothing_is_remarked_on_everywhere(capsys):
+    code, out, err = run([*QUICK, "--delta", "0.5", "--run", "loose"], capsys)
+    assert code == 0
+    assert " ".join(out.split()).count("delta=0.5 is not below 1/N") == 2  # in the plan and in the result
+    assert "DeltaWarning" not in err
+    certificate = json.loads(Path("runs/loose/public/certificate.json").read_text())
+    assert any("1/N" in warning for warning in certificate["warnings"])
+    assert "1/N" in Path("runs/loose/public/certificate.html").read_text()

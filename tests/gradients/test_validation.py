@@ -52,6 +52,44 @@ def test_fix_returns_a_copy_without_mixing():
     PerSampleGradients(fixed).norms(torch.randn(4, 3, 6, 6), torch.zeros(4), lambda o, y: o.sum(1))
 
 
+class NormThenActivation(nn.BatchNorm2d):
+    """Normalisation, dropout and activation in one module, as timm's BatchNormAct2d."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop = nn.Identity()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class NormOfSquares(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x.square())
+
+
+def test_fix_keeps_what_a_normalisation_applies_afterwards():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), NormThenActivation(8), nn.Flatten())
+    nn.init.zeros_(model[1].bias)
+    fixed = fix(model)
+    assert sum(isinstance(part, nn.ReLU) for part in fixed.modules()) == 1
+    x = torch.randn(4, 3, 6, 6)
+    norm = next(part for part in fixed.modules() if isinstance(part, nn.GroupNorm))
+    assert torch.allclose(fixed(x), norm(model[0](x)).relu().flatten(1))
+    assert problems(fixed) == []
+    bare = fix(NormThenActivation(8))
+    assert bare(torch.randn(2, 8, 3, 3)).min() >= 0
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_fix_refuses_a_normalisation_that_computes_something_else(weight):
+    model = nn.Sequential(NormOfSquares(4))
+    nn.init.constant_(model[0].weight, weight)
+    with pytest.raises(UnsupportedModuleError, match=r"'0' \(NormOfSquares\).*by hand"):
+        fix(model)
+
+
 def test_fix_of_a_bare_layer_and_of_vectors():
     assert isinstance(fix(nn.BatchNorm1d(7)), nn.GroupNorm)
     fixed = fix(nn.BatchNorm1d(8))

@@ -55,6 +55,9 @@ CHANGES: dict[str, Any] = {
     "scaling_bound": 0.2,
     "seed": 4,
     "shrinkage": 0.5,
+    "strength": 2.0,
+    "tempering": 2.0,
+    "weight_decay": 0.1,
 }
 # What these change is neither promised nor trained: the report, or how often it is looked at.
 OTHERS = {"dataset", "classes", "method", "accountant", "evaluate_every", "options"}

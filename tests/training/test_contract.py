@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from sluice.accounting.matrix.strategy import BandedToeplitz
 from sluice.gradients import PerSampleGradients
 from sluice.mechanism.base import Mechanism
-from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.gates import ClippingBiasGate, Gate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise, ScalingRule
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.methods.dpagd import AdaptiveBudget
 from sluice.methods.dpagd import execution as dpagd_descent
 from sluice.methods.dpagd.execution import LOSS_PARTS
@@ -258,7 +259,7 @@ def gate_for(model: str, neighbours: Neighbours) -> ClippingBiasGate:
     return gate.for_batches_of(SIZE, small_norm=small)
 
 
-def selective(rule: ScalingRule, gate: ClippingBiasGate | None) -> SelectiveRelease:
+def selective(rule: ScalingRule, gate: Gate | None) -> SelectiveRelease:
     return SelectiveRelease(
         sample_rate=0.5, expected_batch_size=float(SIZE), scaling=rule, noise_multiplier=2.0, releases=1, gate=gate
     )
@@ -342,7 +343,7 @@ def loop_once(mechanism: SelectiveRelease, model: str, neighbours: Neighbours, *
         data_loader=DataLoader(neighbours.data(with_z=with_z), batch_size=8),
         noise_multiplier=2.0,
         max_grad_norm=CLIP,
-        sample_rate=1.0,
+        sample_rate=0.99 if mechanism.gate is not None and mechanism.gate.thins else 1.0,
         scaling=mechanism.scaling,
         gate=mechanism.gate,
         releases=1,
@@ -408,6 +409,64 @@ def test_losses_in_a_selection_can_only_rise(entries):
     sums = [float(entry.raw[0]) for entry in entries if entry.sensitivity == LOSS_PARTS]
     before, after = sums[:3], sums[3:]
     assert all(0 <= b - a <= LOSS_PARTS for a, b in zip(before, after, strict=True))
+
+
+# Gates that decide record by record: whose probabilities change with z, and how far.
+
+
+THINNING = ThinningGate(strength=3.0, small_norm=0.0, large_norm=30.0)
+
+
+def probabilities(once: Once, model: str, neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What each record of D is kept with, by number, without and with z among the candidates."""
+    found = []
+    mechanism = selective(Clip(max_grad_norm=CLIP), THINNING)
+    for with_z in (False, True):
+        parts: list[Tensor] = []
+        original = ThinningGate.keep_probability
+
+        def taken_down(
+            gate: Any, norms: Tensor, *, parts: list[Tensor] = parts, original: Any = original, **rate: Any
+        ) -> Tensor:
+            parts.append(original(gate, norms, **rate))
+            return parts[-1]
+
+        with monkeypatch.context() as patched, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            patched.setattr(ThinningGate, "keep_probability", taken_down)
+            once(mechanism, model, neighbours, with_z=with_z)
+        order = Everybody(len(neighbours.y), with_z=with_z).random_order(torch.arange(len(neighbours.y) + with_z))
+        by_number = torch.empty(len(order), dtype=torch.float64)
+        by_number[order] = torch.cat(parts)
+        found.append(by_number[: len(neighbours.y)])
+    return found
+
+
+@pytest.mark.parametrize(("once", "moved"), [(release_once, 1), (loop_once, 64)])
+@pytest.mark.parametrize("kind", ["random", "equal", "broken"])
+def test_few_probabilities_change_with_z_and_those_by_less_than_what_is_charged(
+    once, moved, kind, entries, monkeypatch
+):
+    charged = THINNING.acceptance.ratio_max  # for one record
+    for model in ("deep", "repeated"):
+        without, with_z = probabilities(once, model, pair(kind, "large"), monkeypatch)
+        assert int((without != with_z).sum()) <= moved
+        for one, other in ((without, with_z), (1 - without, 1 - with_z)):
+            assert float((one / other).max()) <= charged
+            assert float((other / one).max()) <= charged
+
+
+def test_a_mean_over_another_number_of_records_moves_more_than_one(entries, monkeypatch):
+    """Why the ordinary loop is charged for all records of a piece."""
+    without, with_z = probabilities(loop_once, "deep", pair("random", "large"), monkeypatch)
+    assert int((without != with_z).sum()) > 1
+
+
+@pytest.mark.parametrize("once", [release_once, loop_once])
+@pytest.mark.parametrize("kind", ["random", "broken"])
+def test_thinned_sums(once, kind, entries):
+    for model, z in (("deep", "huge"), ("deep", "nan"), ("convolutional", "large"), ("bags", "equal to another")):
+        measured(once, selective(Clip(max_grad_norm=CLIP), THINNING), model, pair(kind, z), entries)
 
 
 # That the test sees what it is there to see.

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ from sluice._base.errors import DataError, InputError, SluiceError
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
+from sluice.randomness.noise import SeededNoise
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import spending
 from sluice.training.selective_release import GaveUpError
 
 RECORDS = 120
 GATE = ClippingBiasGate(gate_noise=1.0, reference_noise=4.0, small_norm=0.2)
+THINNING = ThinningGate(strength=2.0, small_norm=0.2, large_norm=2.0)
 
 
 def blobs(records: int = RECORDS) -> TensorDataset:
@@ -97,7 +101,11 @@ def _closed() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("gate", [None, GATE, CoinGate(probability=0.4)], ids=["none", "bias", "coin"])
+@pytest.mark.parametrize(
+    "gate",
+    [None, GATE, CoinGate(probability=0.4), THINNING, replace(THINNING, strength=-2.0)],
+    ids=["none", "bias", "coin", "thinning", "thickening"],
+)
 def test_both_ways_of_training_give_the_same_weights(optimizer, gate):
     loop = Run(optimizer=optimizer, gate=gate, max_physical_batch_size=16).loop()
     fast = Run(optimizer=optimizer, gate=gate, max_physical_batch_size=16).fast()
@@ -106,8 +114,9 @@ def test_both_ways_of_training_give_the_same_weights(optimizer, gate):
     assert not torch.allclose(loop.weights(), torch.cat([p.detach().flatten() for p in small_model().parameters()]))
 
 
-def test_the_size_of_the_pieces_changes_nothing():
-    weights = [Run(gate=GATE, max_physical_batch_size=size).loop().weights() for size in (1, 7, 256)]
+@pytest.mark.parametrize("gate", [GATE, THINNING], ids=["bias", "thinning"])
+def test_the_size_of_the_pieces_changes_nothing(gate):
+    weights = [Run(gate=gate, max_physical_batch_size=size).loop().weights() for size in (1, 7, 256)]
     assert torch.allclose(weights[0], weights[2], atol=1e-5)
     assert torch.allclose(weights[1], weights[2], atol=1e-5)
 
@@ -125,6 +134,30 @@ def test_one_step_is_the_clipped_sum_plus_noise_over_the_expected_size():
             slot += g * min(1.0, 0.05 / norm.item())
     for p, start, slot in zip(run.model.parameters(), before.parameters(), total, strict=True):
         assert torch.allclose(p, start - 0.5 * slot / RECORDS, atol=1e-6)
+
+
+def test_a_thinned_step_is_the_sum_over_those_whose_coins_let_them():
+    """Against a plain implementation, which draws the same coins: nearly every record a candidate, nearly no noise."""
+    rate = 1 - 2.0**-20
+    run = Run(sample_rate=rate, noise_multiplier=1e-6, releases=1, gate=THINNING)
+    before = copy.deepcopy(run.model)
+    run.loop()
+    noise = SeededNoise(11)
+    candidates = noise.bernoulli(RECORDS, rate).nonzero().flatten()
+    coins = noise.uniform((len(candidates),))
+    total = [torch.zeros_like(p) for p in before.parameters()]
+    kept = 0
+    for record, coin in zip(noise.random_order(candidates), coins, strict=True):
+        x, y = blobs()[int(record)]
+        gradients = torch.autograd.grad(F.cross_entropy(before(x[None]), y[None]), list(before.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+        if coin < THINNING.keep_probability(norm[None], sample_rate=rate)[0]:
+            kept += 1
+            for slot, g in zip(total, gradients, strict=True):
+                slot += g * min(1.0, 1.0 / norm.item())
+    assert 0 < kept <= RECORDS
+    for p, start, slot in zip(run.model.parameters(), before.parameters(), total, strict=True):
+        assert torch.allclose(p, start - 0.5 * slot / (rate * RECORDS), atol=1e-4)
 
 
 def snapshot(run: Run) -> dict:
@@ -220,6 +253,36 @@ def test_epochs_end_the_loader_after_each_pass():
     assert list(run.loader) == []
 
 
+def test_the_loader_tells_its_public_numbers():
+    run = Run(releases=None, epochs=3, sample_rate=None, data=DataLoader(blobs(), batch_size=30))
+    assert (len(run.loader), run.loader.batch_size, run.loader.sample_rate) == (4, 30, 0.25)
+    assert len(run.loader.dataset) == RECORDS
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": CoinGate(probability=0.4)}, {"max_physical_batch_size": 7}])
+def test_step_hooks_are_called_once_for_each_release(options):
+    run = Run(releases=5, **options)
+    called = []
+    run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: called.append("before"))
+    handle = run.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: called.append("after"))
+    for batch in run.loader:
+        run.step(batch)
+        if called.count("after") == 4:
+            handle.remove()
+    assert called == ["before", "after"] * 4 + ["before"]
+
+
+def test_state_dict_hooks_are_those_of_the_users_optimizer():
+    run = Run()
+    called = []
+    run.optimizer.register_state_dict_pre_hook(lambda optimizer: called.append("saving"))
+    run.optimizer.register_state_dict_post_hook(lambda optimizer, state: called.append("saved"))
+    run.optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: called.append("loading"))
+    run.optimizer.register_load_state_dict_post_hook(lambda optimizer: called.append("loaded"))
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    assert called == ["saving", "saved", "loading", "loaded"]
+
+
 @pytest.mark.parametrize("way", ["loop", "fast"])
 def test_empty_batches_are_released_as_noise_and_charged(way):
     run = Run(sample_rate=1e-9, releases=4, noise_multiplier=2.0)
@@ -252,6 +315,74 @@ def test_what_is_certified_does_not_depend_on_where_the_run_stops():
     assert run.engine.released == 1
     assert run.engine.get_epsilon(1e-5) < run.engine.get_certified_epsilon(1e-5) == before
     assert before == Run(releases=6, gate=GATE).fast().engine.get_epsilon(1e-5)
+
+
+def test_a_run_without_a_planned_end_goes_on_and_is_charged_by_stages():
+    run = Run(releases=None, sample_rate=0.25)
+    assert len(run.loader) == 4
+    for _ in range(3):
+        for batch in run.loader:
+            run.step(batch)
+    assert run.engine.released == 12
+    planned = Run(releases=12, sample_rate=0.25)
+    assert run.engine.get_epsilon(1e-5) == planned.engine.mechanism.epsilon_after(12, delta=1e-5, accountant="rdp")
+    # 4, 6, 8, 12 releases: the fourth stage, to which 1/20 of delta belongs.
+    assert run.engine.get_certified_epsilon(1e-5) == planned.engine.get_certified_epsilon(1e-5 / 20)
+    assert not run.loader.finished
+
+
+def test_a_run_without_a_planned_end_has_a_ledger_that_resumes(tmp_path):
+    for made in (5, 11):
+        run = Run(releases=None, sample_rate=0.25, ledger=tmp_path / "ledger.jsonl")
+        run.engine.load(tmp_path / "kept") if made > 5 else None
+        run.engine.keep_in(tmp_path / "kept")
+        while run.engine.released < made:
+            for batch in run.loader:
+                run.step(batch)
+                if run.engine.released == made:
+                    break
+        certified = run.engine.get_certified_epsilon(1e-5)
+        run.engine.close()
+        contents = read_ledger(tmp_path / "ledger.jsonl")
+        assert contents.spent == made
+        assert spending(contents).epsilon == certified
+
+
+def test_a_budget_ends_the_loop():
+    options = {"target_epsilon": 2.0, "target_delta": 1e-5, "max_grad_norm": 1.0}
+    model = small_model()
+    engine = PrivacyEngine(seed=0, accountant="rdp")
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(blobs(), batch_size=30),
+        noise_multiplier=3.0,
+        **options,
+    )
+    passes = 0
+    while not loader.finished:
+        passes += 1
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert passes == math.ceil(engine.released / 4)
+    assert engine.get_certified_epsilon(1e-5) == engine.get_epsilon(1e-5) <= 2.0
+    assert (
+        engine.mechanism.with_releases(engine.released + 1).epsilon_after(
+            engine.released + 1, delta=1e-5, accountant="rdp"
+        )
+        > 2.0
+    )
+    assert list(loader) == []
+    for given in ({"noise_multiplier": 3.0, "epochs": 2}, {}):
+        with pytest.raises(InputError, match="releases=None, epochs="):
+            PrivacyEngine(seed=0).make_private_with_epsilon(
+                module=model,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                data_loader=DataLoader(blobs(), batch_size=30),
+                **options,
+                **given,
+            )
 
 
 def test_seeded_runs_repeat_and_secure_runs_do_not():
@@ -305,12 +436,22 @@ def test_stepping_twice_is_refused():
         run.optimizer.step()
 
 
-def test_a_second_forward_is_refused():
-    run = Run()
-    x, _ = next(iter(run.loader))
-    run.model(x)
-    with pytest.raises(InputError, match="called a second time for one batch"):
-        run.model(x)
+def test_a_module_may_be_called_several_times_for_one_batch():
+    """A discriminator, on records and on made-up samples; a generator is trained through it in evaluation mode."""
+    run = Run(releases=3)
+    generator = nn.Linear(2, 4)
+    for x, _ in run.loader:
+        made_up = generator(torch.randn(len(x), 2))
+        loss = F.softplus(-run.model(x)[:, 0]).mean() + F.softplus(run.model(made_up.detach())[:, 0]).mean()
+        loss.backward()
+        run.optimizer.step()
+        with pytest.raises(InputError, match="a generator by its discriminator"):
+            run.model(made_up)
+        run.model.eval()
+        run.model(generator(torch.randn(run.loader.batch_size, 2)))[:, 0].mean().backward()
+        run.model.train()
+    assert run.engine.released == 3
+    assert generator.weight.grad is not None
 
 
 def test_a_second_backward_is_refused():
@@ -400,8 +541,7 @@ class Stream(IterableDataset):
     [
         ({"sample_rate": None}, "sample_rate=None is not allowed"),
         ({"sample_rate": 1.5}, "sample_rate=1.5 is not allowed"),
-        ({"releases": None}, "give exactly one of the two"),
-        ({"epochs": 2}, "give exactly one of the two"),
+        ({"epochs": 2, "releases": 3}, "give exactly one of the two"),
         ({"scaling": Clip(max_grad_norm=3.0)}, "contradicts max_grad_norm=1.0"),
         ({"loss_reduction": "none"}, "loss_reduction='none' is not allowed"),
         ({"max_physical_batch_size": 0}, "max_physical_batch_size=0 is not allowed"),
@@ -540,7 +680,7 @@ def test_a_mechanism_with_open_noise_is_not_trained():
 def test_the_two_ways_to_set_up_take_the_same_options():
     plain = set(inspect.signature(PrivacyEngine.make_private).parameters)
     calibrated = set(inspect.signature(PrivacyEngine.make_private_with_epsilon).parameters)
-    assert plain - calibrated == {"noise_multiplier", "ledger_delta"}
+    assert plain - calibrated == {"ledger_delta"}
     assert calibrated - plain == {"target_epsilon", "target_delta"}
 
 

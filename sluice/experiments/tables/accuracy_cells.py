@@ -10,6 +10,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.data import names as data_set_names
 from sluice.experiments.settings import TrainSettings, assignment, epsilon_has_effect, settings_from
+from sluice.experiments.tables import ablation
 from sluice.experiments.tables.accuracy_printed import DATASETS, has_printed_row
 from sluice.methods import METHODS, method_of
 
@@ -46,6 +47,10 @@ class Variant:
 VARIANTS: dict[tuple[str, str], Variant] = {
     ("dpsur", "claimed"): Variant(
         datasets=DATASETS, overrides=lambda dataset, epsilon: {"options": {"account": "claimed"}}
+    ),
+    ("dpsur", ablation.SAME_SCALING): Variant(datasets=ablation.DATASETS, overrides=ablation.dpsur_with_scaling),
+    ("dpsr-cg", ablation.WITHOUT_SELECTION): Variant(
+        datasets=DATASETS, overrides=lambda dataset, epsilon: {"gate": "none"}
     ),
 }
 """By method and name; users type METHOD:NAME."""

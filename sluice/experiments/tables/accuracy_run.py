@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -58,6 +58,19 @@ class Conditions:
     source: SourceState
 
 
+class Watcher(Protocol):
+    """A study of one cell's run, which it must leave as it is."""
+
+    def observe_attempt(self, attempt: Any, /) -> None: ...
+
+    def result(self, run: Path, /) -> dict[str, Any]:
+        """What it found, for the cell's result, from the folder of the finished run."""
+
+
+Watch = Callable[[PlannedCell, Path], Watcher]
+"""From a cell and the folder that it is run in to what watches it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of a cell: a result, or why there is none."""
@@ -67,7 +80,12 @@ class Outcome:
     failure: str = ""
 
 
-def run_cell(planned: PlannedCell, conditions: Conditions, report: Callable[[Progress], None] | None = None) -> Outcome:
+def run_cell(
+    planned: PlannedCell,
+    conditions: Conditions,
+    report: Callable[[Progress], None] | None = None,
+    watch: Watch | None = None,
+) -> Outcome:
     """Run a cell, or resume it where an earlier command left off, and store its result.
 
     Guarantee:
@@ -75,7 +93,7 @@ def run_cell(planned: PlannedCell, conditions: Conditions, report: Callable[[Pro
     """
     try:
         with _one_at_a_time, _threads(conditions.threads):
-            result = _run(planned, conditions, report or (lambda progress: None))
+            result = _run(planned, conditions, report or (lambda progress: None), watch)
     except _FAILURES as error:
         kind = "" if isinstance(error, SluiceError) else f"{type(error).__name__}: "
         return Outcome(cell=planned.cell, failure=f"{kind}{error}")
@@ -95,7 +113,9 @@ def forget_cell(conditions: Conditions, planned: PlannedCell) -> None:
         shutil.rmtree(folder)
 
 
-def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progress], None]) -> dict[str, Any]:
+def _run(
+    planned: PlannedCell, conditions: Conditions, report: Callable[[Progress], None], watch: Watch | None
+) -> dict[str, Any]:
     folder = run_folder(conditions.work, planned)
     folder.mkdir(parents=True, exist_ok=True)
     clock = _Clock(folder / "clock.json", conditions.source)
@@ -104,23 +124,32 @@ def _run(planned: PlannedCell, conditions: Conditions, report: Callable[[Progres
         clock.note()
         report(progress)
 
-    trained = _train(planned.settings, folder / "run", conditions.data_dir, note)
-    result = {**_description(planned, trained), **clock.read(), **_surroundings()}
+    watcher = None if watch is None else watch(planned, folder)
+    trained = _train(planned.settings, folder / "run", conditions.data_dir, note, watcher)
+    found = {} if watcher is None else watcher.result(folder / "run")
+    result = {**_description(planned, trained), **found, **clock.read(), **_surroundings()}
     store_result(conditions.results, planned.cell, result)
     shutil.rmtree(folder)
     return result
 
 
 def _train(
-    settings: TrainSettings, path: Path, data_dir: Path | None, report: Callable[[Progress], None]
+    settings: TrainSettings,
+    path: Path,
+    data_dir: Path | None,
+    report: Callable[[Progress], None],
+    watcher: Watcher | None,
 ) -> TrainResult:
     splits = _splits(settings.dataset, settings.features, settings.model, data_dir)
+    observe = None if watcher is None else watcher.observe_attempt
     if may_begin(path):
-        return Training(settings=settings, splits=splits, report=report).start(path)
+        return Training(settings=settings, splits=splits, report=report, observe_attempt=observe).start(path)
     recorded = recorded_run(path)
     if recorded.result is not None:
         return recorded.result
-    return Training(settings=settings, splits=splits, mechanism=recorded.mechanism, report=report).resume(path)
+    return Training(
+        settings=settings, splits=splits, mechanism=recorded.mechanism, report=report, observe_attempt=observe
+    ).resume(path)
 
 
 @lru_cache(maxsize=1)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sluice._base import codec
 from sluice.experiments.tables.accuracy_cells import VARIANTS, Cell, Plan
-from sluice.experiments.tables.accuracy_printed import PrintedCell, printed_cell
+from sluice.experiments.tables.accuracy_printed import PrintedCell
 from sluice.experiments.tables.accuracy_reasons import reason_below
+from sluice.experiments.tables.accuracy_tables import TABLES
+
+Printed = Callable[[str, str, float], PrintedCell | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,12 @@ class Line:
 
 
 def table_lines(
-    plan: Plan, results: Mapping[Cell, Mapping[str, Any]], *, epsilons: Sequence[float], failures: Mapping[Cell, str]
+    plan: Plan,
+    results: Mapping[Cell, Mapping[str, Any]],
+    *,
+    epsilons: Sequence[float],
+    failures: Mapping[Cell, str],
+    printed: Printed = TABLES["same-nets"].printed,
 ) -> list[Line]:
     """The lines of the table, headings within data sets; methods that no epsilon shapes stand under every heading."""
     groups: dict[tuple[str, str, float | None], list[Cell]] = {}
@@ -97,15 +105,19 @@ def table_lines(
         for heading in epsilons:
             for (owner, _, epsilon), cells in groups.items():
                 if owner == dataset and epsilon in (None, heading):
-                    lines.append(_line(cells, heading, results, failures))
+                    lines.append(_line(cells, heading, results, failures, printed))
             for (owner, row), reason in plan.left_out.items():
                 if owner == dataset and ":" not in row:
-                    lines.append(_empty_line(dataset, heading, row, reason))
+                    lines.append(_empty_line(dataset, heading, row, reason, printed))
     return lines
 
 
 def _line(
-    cells: Sequence[Cell], heading: float, results: Mapping[Cell, Mapping[str, Any]], failures: Mapping[Cell, str]
+    cells: Sequence[Cell],
+    heading: float,
+    results: Mapping[Cell, Mapping[str, Any]],
+    failures: Mapping[Cell, str],
+    printed: Printed,
 ) -> Line:
     first = cells[0]
     found = [results[cell] for cell in cells if cell in results]
@@ -120,7 +132,7 @@ def _line(
         accuracies=tuple(100 * result["test_accuracy"] for result in found),
         missing=tuple(cell.seed for cell in cells if cell not in results),
         remark=f"failed: {failed}" if failed else "" if found else "not run",
-        printed=printed_cell(first.dataset, first.method, heading),
+        printed=printed(first.dataset, first.row, heading),
         sound=_sound(found),
         provable=_provable(found),
         claimed=_claimed(found),
@@ -130,7 +142,7 @@ def _line(
     )
 
 
-def _empty_line(dataset: str, heading: float, row: str, reason: str) -> Line:
+def _empty_line(dataset: str, heading: float, row: str, reason: str, printed: Printed) -> Line:
     method = row.partition(":")[0]
     return Line(
         dataset=dataset,
@@ -142,7 +154,7 @@ def _empty_line(dataset: str, heading: float, row: str, reason: str) -> Line:
         accuracies=(),
         missing=(),
         remark=reason,
-        printed=printed_cell(dataset, method, heading),
+        printed=printed(dataset, row, heading),
         sound=None,
         provable=None,
         claimed=(),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from sluice.experiments.tables import ablation
+from sluice.experiments.tables.accuracy_printed import PrintedCell, printed_cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +18,8 @@ class AccuracyTable:
         recipe: which of a method's own settings its cells are run with.
         results: where cells are stored.
         references: whether figures of other work stand below it.
+        title: its heading.
+        printed: from data set, row and epsilon to what the paper prints.
     """
 
     recipe: str
@@ -23,6 +29,10 @@ class AccuracyTable:
     seeds: tuple[str, ...]
     results: Path
     references: bool = False
+    title: str = "Accuracy: ours and printed"
+    printed: Callable[[str, str, float], PrintedCell | None] = lambda dataset, row, epsilon: printed_cell(
+        dataset, row.partition(":")[0], epsilon
+    )
 
 
 TABLES = {
@@ -35,6 +45,15 @@ TABLES = {
         seeds=("0", "1", "2", "3", "4"),
         results=Path("results/best"),
         references=True,
+    ),
+    "ablation": AccuracyTable(
+        recipe="paper",
+        datasets=ablation.DATASETS,
+        methods=("dpsr-cg", f"dpsr-cg:{ablation.WITHOUT_SELECTION}", f"dpsur:{ablation.SAME_SCALING}"),
+        seeds=("0", "1", "2"),
+        results=Path("results/ablation"),
+        title="Ablation: ours and printed",
+        printed=ablation.printed_in_ablation,
     ),
 }
 

@@ -91,9 +91,9 @@ def claims_text(claimed: Sequence[Figure]) -> str:
     return "; ".join(texts)
 
 
-def markdown(lines: Sequence[Line], *, plot: str, references: bool = False) -> str:
+def markdown(lines: Sequence[Line], *, title: str, plot: str, references: bool = False) -> str:
     """The whole table, what its columns mean, and why cells are below the printed ones."""
-    parts = ["# Accuracy: ours and printed\n"]
+    parts = [f"# {title}\n"]
     for dataset, heading, members in blocks(lines):
         parts.append(f"## {block_title(dataset, heading, members)}\n")
         parts.append(_row(COLUMNS) + _row(["---"] * len(COLUMNS)) + "".join(_row(cells_of(line)) for line in members))

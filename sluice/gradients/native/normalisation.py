@@ -63,7 +63,8 @@ class _GroupNorm(torch.autograd.Function):
         x = ctx.saved_tensors[0]
         layout = _layout(x)
         name = "group_norm_backward" + ("_channels_last" if layout is torch.channels_last else "")
-        dy = gradients[0].contiguous(memory_format=layout)
+        # Both are dense in one layout; strides along axes of length one say nothing and may differ.
+        dy = gradients[0].contiguous(memory_format=layout).as_strided(x.shape, x.stride())
         return *_backward(name, ctx, dy, math.prod(x.shape[2:]), x.shape[1]), None, None
 
 

@@ -94,7 +94,7 @@ def test_targets_see_pixels_whatever_their_net(method, model):
 
 
 def test_only_public_data_sets_are_attacked_outside_a_run(tmp_path):
-    with pytest.raises(InputError, match="--run"):
+    with pytest.raises(InputError, match="Attack a run of it"):
         AttackRequest(attack="loss", dataset=str(tmp_path / "own.npz"))
     with pytest.raises(InputError, match="exactly one"):
         AttackRequest(attack="loss")
@@ -109,7 +109,7 @@ def test_only_public_data_sets_are_attacked_outside_a_run(tmp_path):
 )
 def test_commands_write_results_of_public_data(command, tmp_path, capsys):
     places = f"--results {tmp_path / 'results'} --work {tmp_path / 'work'}"
-    arguments = f"attack {command} --dataset digits --set releases=2 --method dpsgd {places} --json"
+    arguments = f"attack --attacks {command} --dataset digits --set releases=2 --method dpsgd {places} --json"
     with pytest.raises(SystemExit) as end:
         main(arguments.split())
     assert not end.value.code
@@ -127,7 +127,7 @@ def test_commands_write_results_of_public_data(command, tmp_path, capsys):
 def test_results_on_a_run_stay_private(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = "train --dataset digits --noise-multiplier 3 --batch-size 64 --releases 2 --seed 1 --run run"
-    for command in (train, "attack loss --run runs/run"):
+    for command in (train, "attack runs/run"):
         with pytest.raises(SystemExit) as end:
             main(command.split())
         assert not end.value.code
@@ -137,8 +137,37 @@ def test_results_on_a_run_stay_private(tmp_path, capsys, monkeypatch):
     assert (found["members"], found["non_members"]) == (1437, 360)
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     with pytest.raises(SystemExit):
-        main(f"attack loss --run runs/run --results {tmp_path}".split())
+        main(f"attack runs/run --results {tmp_path}".split())
     assert "private" in capsys.readouterr().err
+
+
+def test_several_attacks_share_a_command(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(
+            f"attack --attacks loss,lira --shadows 2 --dataset digits --set releases=2 --work {tmp_path} --json".split()
+        )
+    assert not end.value.code
+    found = json.loads(capsys.readouterr().out)["targets"]
+    assert [payload["attack"] for payload in found] == ["loss", "lira"]
+    assert ["shadows" in payload for payload in found] == [False, True]
+    assert found[0]["attacks"]["loss"] == found[1]["attacks"]["loss"]  # the same target
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("--dataset digits --attacks guess", "attacks='guess'"),
+        ("--dataset digits --shadows 4", "shadows=4 has no effect: only lira, rmia"),
+        ("--dataset digits --attacks lira --epochs 4", "epochs=4 has no effect: only shadow, white-box"),
+        ("runs/run --method dpsgd", "method='dpsgd' is not allowed with RUN"),
+        ("", "exactly one"),
+    ],
+)
+def test_what_an_attack_would_not_read_is_refused(wrong, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(f"attack {wrong}".split())
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_cells_of_other_workers_are_stored_here_and_lost_ones_say_so(tmp_path, monkeypatch):

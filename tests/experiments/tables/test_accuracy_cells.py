@@ -126,7 +126,7 @@ def test_changes_that_a_method_does_not_take_leave_it_out_or_are_refused():
         ({"datasets": "fruits"}, "datasets='fruits' is not allowed: it must be one of .*mnist"),
         ({"methods": "magic"}, "methods='magic' is not allowed: it must be one of .*dpsgd"),
         ({"methods": "dpsgd:fast"}, "dpsgd has no variant 'fast'; it has none"),
-        ({"methods": "dpsr-cg:fast"}, "it has none"),
+        ({"methods": "dpsgd:fast"}, "it has none"),
         ({"epsilons": ()}, "epsilons is empty"),
         ({"epsilons": (-1.0,)}, "epsilons=-1.0 is not allowed"),
         ({"seeds": ()}, "seeds is empty"),

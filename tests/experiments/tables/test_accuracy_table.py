@@ -11,6 +11,7 @@ from sluice.experiments.tables.accuracy_cells import Cell, Plan, plan_cells
 from sluice.experiments.tables.accuracy_plot import accuracy_over_epsilon_png, accuracy_table_png
 from sluice.experiments.tables.accuracy_reasons import reason_below
 from sluice.experiments.tables.accuracy_table import Line, table_lines
+from sluice.experiments.tables.accuracy_tables import TABLES
 from sluice.experiments.tables.accuracy_texts import as_csv, below_the_printed, cells_of, claims_text, markdown
 
 PLD = {"label": "pld", "proved": True, "meaning": "proved"}
@@ -180,7 +181,7 @@ def everything() -> list[Line]:
 
 
 def test_markdown_has_a_section_for_each_data_set_and_heading():
-    text = markdown(everything(), plot="table.png")
+    text = markdown(everything(), title="Accuracy: ours and printed", plot="table.png")
     assert "## mnist, epsilon 3, delta 1e-05\n" in text
     assert "## imdb, epsilon 3, delta 1e-05\n" in text
     assert "| dpsr-cg | pixel-cnn | 98.65 ± 0.07 (2) | 99.24 | -0.59 | 2.99 (pld) | 2.99 (pld) | - |\n" in text
@@ -214,7 +215,7 @@ def test_csv_has_one_row_for_each_line():
 
 def test_the_plot_is_a_png_and_comes_out_the_same(tmp_path):
     lines = everything()
-    files = write_table(lines, tmp_path / "new" / "table")
+    files = write_table(lines, tmp_path / "new" / "table", TABLES["same-nets"])
     assert {kind: path.name for kind, path in files.items()} == {
         "md": "table.md",
         "csv": "table.csv",
@@ -231,7 +232,9 @@ def test_the_plot_over_epsilon_changes_with_what_it_shows(tmp_path):
     content = accuracy_over_epsilon_png(lines)
     assert content.startswith(b"\x89PNG")
     assert content != accuracy_over_epsilon_png(lines[:1])
-    paths = write_table(lines, tmp_path / "best", references=True)
+    paths = write_table(lines, tmp_path / "best", TABLES["best"])
     assert paths["png"].read_bytes() == content
     assert "What others reach" in paths["md"].read_text("utf-8")
-    assert "What others reach" not in write_table(lines, tmp_path / "same")["md"].read_text("utf-8")
+    assert "What others reach" not in write_table(lines, tmp_path / "same", TABLES["same-nets"])["md"].read_text(
+        "utf-8"
+    )

@@ -134,3 +134,14 @@ def test_layers_below_a_group_norm_agree_with_the_oracle(matches, reaching_loss,
     with torch.no_grad():
         net[1].weight.copy_(torch.randn(9))
     matches(net, torch.randn(7, 3, *[8] * rank), torch.randn(7), reaching_loss)
+
+
+@pytest.mark.parametrize(
+    "end", [nn.Conv2d(8, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1)], ids=["convolution", "pooling"]
+)
+def test_feature_maps_of_one_pixel_agree_with_the_oracle(matches, reaching_loss, end):
+    """Strides along axes of length one say nothing, and differ between a layer's output and its derivative."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    model = nn.Sequential(first, shaken(nn.GroupNorm(2, 8)), nn.ReLU(), end, nn.Flatten())
+    matches(model, torch.randn(5, 3, 2, 2), torch.randn(5), reaching_loss)

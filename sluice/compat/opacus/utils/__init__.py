@@ -1,0 +1,1 @@
+"""Opacus's helpers that programs import."""

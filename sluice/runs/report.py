@@ -1,0 +1,243 @@
+"""One page about one run or several: what each guarantees, what it learnt, and how they compare.
+
+It is made from ``public/`` alone and may be published with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from sluice._base.html_page import document, figure, wide_table
+from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, LinePlot
+from sluice._base.rounding import rounded_up
+from sluice.runs.certificate import audit_of, build_certificate, spent_on_audit
+from sluice.runs.epsilon_plot import epsilon_plot
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import LedgerContents
+from sluice.runs.pages import headline, html_sections
+from sluice.runs.privacy_spent import PrivacySpent
+from sluice.runs.public_files import Evaluation, read_evaluations
+from sluice.runs.verify import Verification, verify_together
+
+TITLE = "Privacy report"
+
+_STYLE = """
+body { max-width: 60rem; }
+article { border-top: 3px solid #1f5fa8; margin-top: 3rem; }
+.bar { background: #e4e4e4; height: 0.8rem; max-width: 30rem; }
+.bar div { background: #1f5fa8; height: 100%; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+.bar .over { background: #b3261e; }
+nav ul { padding-left: 1.2rem; }
+@media print { article { break-before: page; } nav { display: none; } }
+"""
+
+# Told apart by their dashes too, for those who see no colours and for black-and-white print.
+_COLORS = (BLUE, "#c1630a", GREEN, "#7a3e9d", RED, GREY)
+_DASHES = ("solid", "dashed", "dotted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reported:
+    """What the page says of one run; ``contents`` and ``certificate`` are None where its ledger cannot be read."""
+
+    name: str
+    config: Mapping[str, Any]
+    verification: Verification
+    contents: LedgerContents | None
+    certificate: Mapping[str, Any] | None
+    audit: Mapping[str, Any] | None
+    spent_again: str | None
+    evaluations: Sequence[Evaluation]
+
+    @property
+    def anchor(self) -> str:
+        return "run-" + "".join(letter if letter.isalnum() else "-" for letter in self.name)
+
+
+def report_page(paths: Sequence[Path], *, delta: float | None = None) -> tuple[str, bool]:
+    """The page, and whether everything that the runs publish holds (`sluice.runs.verify`).
+
+    Args:
+        delta: at which runs are composed and checked, where it is not their own.
+
+    Guarantee:
+        Reads ``public/`` only. Each epsilon on the page is recomputed from a ledger.
+    """
+    verifications, joint = verify_together(paths, delta=delta)
+    names = _distinct_names(paths)
+    runs = [_read(path, name, each) for path, name, each in zip(paths, names, verifications, strict=True)]
+    holds = all(each.holds for each in verifications)
+    body = [
+        f"<h1>{TITLE}</h1>",
+        f'<p class="headline">{escape(_summary(runs, joint))}</p>',
+        *_failures(runs),
+        *([_contents_list(runs)] if len(runs) > 1 else []),
+        "<main>",
+        _section("At a glance", _comparison(runs)),
+        _section("Test accuracy over epsilon", _accuracy(runs)),
+        _section("Privacy budgets", "".join(map(_budget, runs))),
+        *(_article(run) for run in runs),
+        "</main>",
+    ]
+    return document(TITLE, "\n".join(body), style=_STYLE), holds
+
+
+def _read(path: Path, name: str, verification: Verification) -> _Reported:
+    folder = RunFolder.look(path)
+    contents = verification.contents if verification.spent is not None else None
+    return _Reported(
+        name=name,
+        config=folder.config,
+        verification=verification,
+        contents=contents,
+        certificate=None if contents is None else build_certificate(folder),
+        audit=None if contents is None else audit_of(folder, contents),
+        spent_again=None if contents is None else spent_on_audit(folder, contents),
+        evaluations=read_evaluations(folder),
+    )
+
+
+def _distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-length:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _summary(runs: Sequence[_Reported], joint: PrivacySpent | None) -> str:
+    if len(runs) == 1:
+        return "This run cannot be read." if runs[0].certificate is None else headline(runs[0].certificate)
+    if joint is None:
+        return f"{len(runs)} runs. They have no joint epsilon: not every ledger can be read."
+    if joint.epsilon is None:
+        return f"{len(runs)} runs. They have no joint epsilon: for at least one of them nothing is proved."
+    return (
+        f"{len(runs)} runs. If they used the same records: epsilon = {rounded_up(joint.epsilon)} together, at delta = "
+        f"{joint.delta:g}."
+    )
+
+
+def _failures(runs: Sequence[_Reported]) -> list[str]:
+    return [
+        f'<p class="warning">{escape(f"{run.name}: {check.name} does not hold: {check.detail}")}</p>'
+        for run in runs
+        for check in run.verification.checks
+        if not check.holds
+    ]
+
+
+def _contents_list(runs: Sequence[_Reported]) -> str:
+    links = "".join(f'<li><a href="#{run.anchor}">{escape(run.name)}</a></li>' for run in runs)
+    return f'<nav aria-label="Runs"><ul>{links}</ul></nav>'
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>\n{content}</section>"
+
+
+def _comparison(runs: Sequence[_Reported]) -> str:
+    columns = ("Run", "Data", "Method", "Epsilon", "Delta", "Updates", "Test accuracy", "Audit", "Checks")
+    rows = [
+        (
+            f'<a href="#{run.anchor}">{escape(run.name)}</a>',
+            escape(str(run.config.get("dataset", "-"))),
+            escape(str(run.config.get("method", "-"))),
+            *(escape(cell) for cell in (*_privacy_cells(run), _final_accuracy(run), _audit_cell(run))),
+            "all hold" if run.verification.holds else "<strong>FAIL</strong>",
+        )
+        for run in runs
+    ]
+    return wide_table(columns, rows, label="Comparison of the runs")
+
+
+def _privacy_cells(run: _Reported) -> tuple[str, str, str]:
+    spent, contents = run.verification.spent, run.contents
+    if spent is None or contents is None:
+        return "unreadable", "-", "-"
+    epsilon = "none proved" if spent.epsilon is None else rounded_up(spent.epsilon)
+    seeded = " (seeded: experiment only)" if contents.header.noise == "seeded" else ""
+    return epsilon + seeded, f"{spent.delta:g}", f"{contents.spent:,} of {contents.header.planned_releases:,}"
+
+
+def _final_accuracy(run: _Reported) -> str:
+    return f"{run.evaluations[-1].test_accuracy:.2%}" if run.evaluations else "-"
+
+
+def _audit_cell(run: _Reported) -> str:
+    if run.audit is None:
+        return "not audited"
+    result = run.audit["result"]
+    return f"{'refuted' if result['refuted'] else 'not refuted'}, at least {float(result['lower_bound']):.2f}"
+
+
+def _accuracy(runs: Sequence[_Reported]) -> str:
+    lines = [line for number, run in enumerate(runs) for line in _accuracy_line(run, number, named=len(runs) > 1)]
+    if not lines:
+        return "<p>No run has published a test accuracy at a proved epsilon.</p>"
+    values = [y for line in lines for _, y in line.points]
+    margin = 0.15 * (max(values) - min(values)) or 1.0
+    plot = LinePlot(
+        x_label="epsilon of a run planned to stop there",
+        y_label="test accuracy [%]",
+        bottom=min(values) - margin,
+        top=max(values) + margin,
+        lines=lines,
+    ).as_svg()
+    said = "; ".join(f"{run.name}: {_final_accuracy(run)} at epsilon {_privacy_cells(run)[0]}" for run in runs)
+    return figure(plot, label=f"Test accuracy over epsilon. At the end, {said}.")
+
+
+def _accuracy_line(run: _Reported, number: int, *, named: bool) -> list[Line]:
+    points = [
+        (each.epsilon_if_planned_to_stop_here, 100 * each.test_accuracy)
+        for each in run.evaluations
+        if each.epsilon_if_planned_to_stop_here is not None
+    ]
+    if not points:
+        return []
+    return [
+        Line(
+            points=points,
+            color=_COLORS[number % len(_COLORS)],
+            dash=_DASHES[number // len(_COLORS) % len(_DASHES)] if number >= len(_COLORS) else _DASHES[number % 3],
+            width=2.0,
+            radius=3.0,
+            label=run.name if named else "",
+        )
+    ]
+
+
+def _budget(run: _Reported) -> str:
+    spent, contents = run.verification.spent, run.contents
+    if spent is None or contents is None:
+        return f"<p>{escape(run.name)}: the ledger cannot be read.</p>"
+    budget, epsilon = contents.header.target_epsilon, spent.epsilon
+    if epsilon is None:
+        return f"<p>{escape(run.name)}: no epsilon is proved.</p>"
+    if budget is None:
+        return f"<p>{escape(run.name)}: epsilon {rounded_up(epsilon)}; no budget was set.</p>"
+    share = epsilon / budget
+    width, kind = min(100.0, 100 * share), ' class="over"' if share > 1 + 1e-9 else ""
+    return (
+        f"<p>{escape(run.name)}: epsilon {rounded_up(epsilon)} of {budget:g}</p>"
+        f'<div class="bar" aria-hidden="true"><div{kind} style="width: {width:.1f}%"></div></div>'
+    )
+
+
+def _article(run: _Reported) -> str:
+    if run.certificate is None or run.contents is None:
+        content = "<p>Nothing can be said of this run: its ledger cannot be read.</p>"
+    else:
+        said = f'<p class="headline">{escape(headline(run.certificate))}</p>'
+        plot = epsilon_plot(run.contents)
+        content = said + html_sections(
+            run.certificate, plot=plot, audit=run.audit, spent_again=run.spent_again, level=3
+        )
+    return f'<article id="{run.anchor}">\n<h2>{escape(run.name)}</h2>\n{content}\n</article>'

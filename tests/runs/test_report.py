@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from sluice._base.rounding import rounded_up
+from sluice.cli import main
+from sluice.runs.certificate import build_certificate, write_certificate
+from sluice.runs.ledger import read_ledger
+from sluice.runs.privacy_spent import joint_spending
+from sluice.runs.public_files import Evaluation, PublicFiles
+from sluice.runs.report import report_page
+
+
+class Page(HTMLParser):
+    """What a reader gets: texts, headings, links, and whatever would be loaded."""
+
+    VOID = ("meta", "link", "img", "br", "input", "rect", "path", "circle")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.ids += [named["id"]] if "id" in named else []
+        self.links += [named["href"]] if tag == "a" else []
+        self.loaded += [tag] if tag in ("script", "link", "img", "iframe") or "src" in named else []
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def with_accuracy(folder, *accuracies):
+    files = PublicFiles(folder, delta=1e-5)
+    for number, accuracy in enumerate(accuracies, start=1):
+        files.add(Evaluation(release=number, epsilon_if_planned_to_stop_here=0.1 * number, test_accuracy=accuracy))
+    write_certificate(folder)
+    return folder
+
+
+def test_one_run_is_reported_with_its_certificate(make_run):
+    folder = with_accuracy(make_run(target_epsilon=1.0), 0.5, 0.875)
+    text, holds = report_page([folder.path])
+    assert holds
+    page = Page(text)
+    said = " ".join(page.texts)
+    assert rounded_up(build_certificate(folder)["privacy"]["epsilon"]) in said
+    assert "87.50%" in said
+    assert "What must not be published" in said
+    assert page.loaded == []
+    assert all(link.removeprefix("#") in page.ids for link in page.links)
+
+
+def test_several_runs_are_compared_and_composed(make_run):
+    folders = [with_accuracy(make_run("a/x"), 0.6), with_accuracy(make_run("b/x", gated=False), 0.7), make_run("c")]
+    for folder in folders:
+        write_certificate(folder)
+    text, holds = report_page([folder.path for folder in folders])
+    assert holds
+    joint = joint_spending([read_ledger(folder.ledger_path) for folder in folders], delta=None)
+    page = Page(text)
+    assert f"epsilon = {rounded_up(joint.epsilon)} together" in " ".join(page.texts)
+    assert {"a/x", "b/x"} <= set(page.texts)  # told apart
+    assert len(set(page.ids)) == len(page.ids) == 3
+
+
+def test_nothing_private_is_read(make_run):
+    folder = with_accuracy(make_run(attempts=7331), 0.5)
+    before = report_page([folder.path])
+    for path in folder.private.iterdir():
+        path.unlink()
+    folder.private.rmdir()
+    assert report_page([folder.path]) == before
+    assert "7331" not in before[0]
+
+
+@pytest.mark.parametrize("damage", ["model", "ledger"])
+def test_what_does_not_hold_is_said_first(make_run, tmp_path, capsys, damage):
+    folder = with_accuracy(make_run(), 0.5)
+    if damage == "model":
+        folder.weights_path.write_bytes(b"others")
+    else:
+        folder.ledger_path.write_text("{}\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(folder.path), "-o", str(tmp_path / "report.html"), "--json"])
+    assert stop.value.code == 1
+    assert json.loads(capsys.readouterr().out)["holds"] is False
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert 'class="warning"' in text
+    Page(text)
+
+
+def test_names_are_escaped(make_run):
+    folder = with_accuracy(make_run("<script>alert(1)</script>x"), 0.5)
+    text, _ = report_page([folder.path])
+    assert "<script" not in text
+
+
+def test_a_run_without_a_proof_and_a_seeded_one_are_marked(make_run):
+    folders = [make_run("hidden", hidden=True), make_run("seeded", noise="seeded")]
+    for folder in folders:
+        write_certificate(folder)
+    text, _ = report_page([folder.path for folder in folders])
+    assert "none proved" in text
+    assert "seeded: experiment only" in text
