@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 from sluice import ClippingBiasGate, GlobalScaling, PrivacyEngine
 from sluice._base.errors import SluiceError
+from sluice.audit import Canaries
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.sharding import let_go
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -254,6 +255,8 @@ def refused() -> dict[str, Any]:
     selective = mechanism(rate=0.25, gate=False, releases=2)
     average = TrainingOptions(ema_decay=0.9)
     tried("average", lambda: PrivacyEngine(seed=1).make_private_by(selective, **kept, options=average))
+    audited = TrainingOptions(canaries=Canaries(count=16))
+    tried("canaries", lambda: PrivacyEngine(seed=1).make_private_by(selective, **kept, options=audited))
     engine = PrivacyEngine(seed=1)
     engine.make_private_by(selective, **kept)
     tried("loop", engine.ordinary_loop)

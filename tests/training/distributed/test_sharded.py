@@ -60,6 +60,7 @@ def test_what_a_sharded_model_cannot_have_is_refused(tmp_path):
     (refused,) = carried_out(tmp_path, ("refused", {}))
     for messages in refused:
         assert "ema_decay=0.9 is not allowed for a sharded model" in messages["average"]
+        assert "canaries are not allowed in a sharded model" in messages["canaries"]
         assert "a loop of your own is not allowed for a sharded model" in messages["loop"]
         assert "the state of a sharded model is not written yet" in messages["state"]
         assert "non-private cannot be trained with a sharded model" in messages["method"]
