@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from sluice.data import load
 from sluice.experiments.run import Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.gradients import GradientOptions
+from sluice.mechanism.clipped_release import ClippedRelease
+from sluice.mechanism.clipping import QuantileClipping
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import ThinningGate
 from sluice.methods import planned_mechanism
 from sluice.randomness.model_state import ModelRandomness
 from sluice.randomness.noise import SecureNoise, SeededNoise
@@ -140,6 +144,35 @@ def train_by_loop(
         optimizer.zero_grad()
         nn.functional.cross_entropy(private(x), y).backward()
         optimizer.step()
+    engine.close()
+    return told(engine, module)
+
+
+def train_other(*, kind: str, by_loop: bool, releases: int = 20, seed: int = 3) -> dict[str, Any]:
+    """A run whose records are thinned by coins, or whose bound follows a quantile."""
+    mechanism = {
+        "thinning": lambda: replace(
+            selective(gate=False, releases=releases),
+            gate=ThinningGate(strength=3.0, small_norm=0.2, large_norm=1.0, moved_records=8),
+        ),
+        "quantile": lambda: ClippedRelease(
+            expected_batch_size=0.1 * RECORDS,
+            sample_rate=0.1,
+            noise_multiplier=1.0,
+            releases=releases,
+            clipping=QuantileClipping(max_grad_norm=0.5, noise=2.0, smallest=0.01, largest=10.0),
+        ),
+    }[kind]()
+    engine, module = set_up(mechanism, seed=seed, options=TrainingOptions(max_physical_batch_size=8))
+    if by_loop:
+        private, optimizer, loader = engine.ordinary_loop()
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(private(x), y).backward()
+            optimizer.step()
+    else:
+        for _ in engine.releases(nn.functional.cross_entropy):
+            pass
     engine.close()
     return told(engine, module)
 

@@ -76,6 +76,16 @@ def test_every_method(server, difference, method, settings):
     assert difference(found["weights"], alone["weights"]) < AGREE
 
 
+@pytest.mark.parametrize("by_loop", [False, True])
+@pytest.mark.parametrize("kind", ["thinning", "quantile"])
+def test_coins_and_counts_of_records_are_shared(server, difference, kind, by_loop):
+    alone, *_ = server.results("train_other", workers=1, kind=kind, by_loop=by_loop)
+    found = same_everywhere(server.results("train_other", workers=3, kind=kind, by_loop=by_loop))
+    assert found["measured"] == alone["measured"]
+    assert found["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
+    assert difference(found["weights"], alone["weights"]) < AGREE
+
+
 def test_without_a_seed_workers_stay_together_and_runs_differ(server):
     first, second = (same_everywhere(server.results("train", workers=3, releases=5, seed=None)) for _ in range(2))
     assert first["digest"] != second["digest"]
