@@ -155,6 +155,7 @@ class ShardedContext(TrainingContext):
         if str(id(loss)) not in self.agreed:
             for _ in self.gradients.chunks(*self._any_record(), loss, samples=1):
                 pass
+            self.gradients.refuse_other_batches()
             self.agreed.add(str(id(loss)))
 
 
