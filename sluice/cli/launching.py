@@ -50,11 +50,17 @@ def joined(*, timeout: float) -> Workers:
     from datetime import timedelta
 
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     from sluice.training.distributed.joining import join
 
+    patience = timedelta(seconds=max(300.0, timeout))
+    attempt, _ = restarts()
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=max(300.0, timeout)))
+        store, rank, size = next(rendezvous("env://", timeout=patience))
+        # The store may outlive workers, and must not lead those that are started again to them.
+        store = dist.PrefixStore(f"attempt {attempt}", store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     except RuntimeError as error:
         raise WorkerLostError(f"the workers have not found each other: {error}") from error
     return join(timeout=timeout)

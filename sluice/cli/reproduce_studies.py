@@ -107,6 +107,10 @@ def convergence(
     output: Output = None,
     again: Again = False,
     no_run: NoRun = False,
+    jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
     as_json: JsonFlag = False,
 ) -> None:
     """The paper's convergence bound where every constant is known, and one that is proved, beside what was measured.
@@ -114,6 +118,7 @@ def convergence(
     Example: sluice reproduce convergence --problems quadratic --seeds 0,1
     """
     from sluice.cli.reproduce_convergence import reproduce_convergence
+    from sluice.experiments.jobs import JobOptions
 
     reproduce_convergence(
         problems=tuple(problems or ("quadratic,digits",)),
@@ -122,6 +127,7 @@ def convergence(
         output=output or results / "table",
         again=again,
         no_run=no_run,
+        options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
         as_json=as_json,
     )
 

@@ -55,7 +55,11 @@ class _Operation:
     )
     run: str | None = field(
         default=None,
-        metadata=_shown(RUN, "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given."),
+        metadata=_shown(
+            RUN,
+            "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given.",
+            names=("--run", "--name"),  # torchrun takes --run for an option of its own
+        ),
     )
     resume: str | None = field(
         default=None, metadata=_shown(RUN, "Resume this run, by its own settings; no other setting is allowed.")

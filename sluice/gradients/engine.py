@@ -122,6 +122,10 @@ class PerSampleGradients:
         x, y = padded(take((x, y), slice(0, 1)), self._chunk_size)
         return self._run(self.arranged(x), y, loss, samples=slice(0, 0), keep=True)
 
+    def refuse_other_batches(self) -> None:
+        """Refuse batches of another kind than those that were seen so far, whose preparation would go through the model."""
+        self._preparation.is_complete = True
+
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
         """Gradient norm of each sample of the batch. An empty batch has none."""
         parts = [chunk.norms for chunk in self.chunks(x, y, loss, norms_only=True)]

@@ -18,6 +18,7 @@ from sluice.audit.curves import Claim
 from sluice.audit.evidence import Evidence
 from sluice.audit.guesses import LOSS, Channel, plan_guesses
 from sluice.audit.scores import Observations
+from sluice.gradients.sharding import is_sharded
 from sluice.mechanism.base import Mechanism
 from sluice.training.context import Loss, evaluating
 
@@ -55,6 +56,10 @@ class Auditing:
         self.observations: Observations | None = None
         if canaries is None:
             return
+        if any(map(is_sharded, module.parameters())):
+            raise InputError(
+                "canaries are not allowed in a sharded model: audit a module that is whole on every worker."
+            )
         if not canaries.is_white_box:
             self._before = copy.deepcopy(module)
             return

@@ -211,6 +211,15 @@ class WorkerGroup(Workers):
                     )
 
     @contextmanager
+    def named_if_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            self._lose(self._heart.find_lost(str(error)))
+
+    @contextmanager
     def announced(self) -> Iterator[None]:
         try:
             yield

@@ -104,10 +104,11 @@ class ShardedContext(TrainingContext):
         return ScatteredSum(self)
 
     def rounds(self, indices: Tensor, loss: Loss) -> Iterator[Chunk | None]:
-        self._begin_together(loss)
-        for chunk in super().rounds(indices, loss):
-            yield self._idle(loss) if chunk is None else chunk
-        let_go(self.module)
+        with self.workers.named_if_lost():
+            self._begin_together(loss)
+            for chunk in super().rounds(indices, loss):
+                yield self._idle(loss) if chunk is None else chunk
+            let_go(self.module)
 
     def noisy(self, raw_sum: RawSum, *, noise_multiplier: float, sensitivity: float) -> dict[str, Tensor]:
         """As `TrainingContext.noisy`: each worker adds the noise of the rows that it has.
@@ -154,6 +155,7 @@ class ShardedContext(TrainingContext):
         if str(id(loss)) not in self.agreed:
             for _ in self.gradients.chunks(*self._any_record(), loss, samples=1):
                 pass
+            self.gradients.refuse_other_batches()
             self.agreed.add(str(id(loss)))
 
 

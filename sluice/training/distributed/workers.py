@@ -118,6 +118,11 @@ class Workers:
         """Refuse to continue unless all workers have the same, and are all still there."""
 
     @contextmanager
+    def named_if_lost(self) -> Iterator[None]:
+        """Inside the block, operations that others make over all workers, such as FSDP's, fail as those of this class do."""
+        yield
+
+    @contextmanager
     def announced(self) -> Iterator[None]:
         """Tell the others why this worker leaves, if the block ends by an exception."""
         yield

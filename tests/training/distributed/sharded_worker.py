@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 from sluice import ClippingBiasGate, GlobalScaling, PrivacyEngine
 from sluice._base.errors import SluiceError
+from sluice.audit import Canaries
 from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.sharding import let_go
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -203,6 +205,40 @@ def secure() -> dict[str, Any]:
     return {"moved": difference(before, after), "sum": [float(p.double().sum()) for p in after.values()]}
 
 
+def noise_alone() -> dict[str, Any]:
+    """Noise of standard deviation 6 on a sum of nothing."""
+    module = transformer(sharded=True)
+    engine = PrivacyEngine()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    selective = mechanism(rate=0.25, gate=False, releases=2)
+    engine.make_private_by(selective, module=module, optimizer=optimizer, data_loader=data())
+    context = engine._running().context
+    found = context.noisy(context.raw_sum(), noise_multiplier=2.0, sensitivity=3.0)
+    whole = torch.cat([part.full_tensor().flatten() for part in found.values()])
+    own = torch.cat([part.to_local().flatten() for part in found.values()])
+    return {"whole": [float(whole.std()), float(whole.mean())], "own": own[:1000].tolist(), "entries": len(whole)}
+
+
+def lost() -> dict[str, Any]:
+    """Worker 1 is gone in the middle of a forward pass."""
+
+    def leaving(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        calls = []
+
+        def leave(*arguments: Any) -> None:
+            calls.append(1)
+            if dist.get_rank() == 1 and len(calls) == 60:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        module.blocks[1].register_forward_hook(leave)  # type: ignore[union-attr, index, operator]
+
+    try:
+        trained(sharded=True, watch=leaving, releases=50)
+    except SluiceError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"error": "nothing was lost"}
+
+
 def refused() -> dict[str, Any]:
     """What a sharded model cannot have."""
     messages = {}
@@ -219,6 +255,8 @@ def refused() -> dict[str, Any]:
     selective = mechanism(rate=0.25, gate=False, releases=2)
     average = TrainingOptions(ema_decay=0.9)
     tried("average", lambda: PrivacyEngine(seed=1).make_private_by(selective, **kept, options=average))
+    audited = TrainingOptions(canaries=Canaries(count=16))
+    tried("canaries", lambda: PrivacyEngine(seed=1).make_private_by(selective, **kept, options=audited))
     engine = PrivacyEngine(seed=1)
     engine.make_private_by(selective, **kept)
     tried("loop", engine.ordinary_loop)
@@ -235,7 +273,7 @@ def refused() -> dict[str, Any]:
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    job.__name__: job for job in (same_weights, norms_and_sums, secure, refused)
+    job.__name__: job for job in (same_weights, norms_and_sums, secure, noise_alone, lost, refused)
 }
 
 

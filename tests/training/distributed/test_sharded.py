@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -35,7 +37,7 @@ def carried_out(folder: Path, *orders: tuple[str, dict[str, Any]], workers: int 
     answers = [[json.loads(line) for line in lines] for lines in printed]
     for answer in (each for lines in answers for each in lines):
         assert "error" not in answer, answer["error"]
-    return [[answer["result"] for answer in each] for each in zip(*answers, strict=True)]
+    return [[answer["result"] for answer in each if answer] for each in zip_longest(*answers)]
 
 
 def require_same(each: list[dict[str, Any]]) -> None:
@@ -58,6 +60,7 @@ def test_what_a_sharded_model_cannot_have_is_refused(tmp_path):
     (refused,) = carried_out(tmp_path, ("refused", {}))
     for messages in refused:
         assert "ema_decay=0.9 is not allowed for a sharded model" in messages["average"]
+        assert "canaries are not allowed in a sharded model" in messages["canaries"]
         assert "a loop of your own is not allowed for a sharded model" in messages["loop"]
         assert "the state of a sharded model is not written yet" in messages["state"]
         assert "non-private cannot be trained with a sharded model" in messages["method"]
@@ -92,3 +95,22 @@ def test_noise_that_cannot_be_predicted(tmp_path):
     (each,) = carried_out(tmp_path, ("secure", {}))
     assert each[0]["sum"] == each[1]["sum"]
     assert each[0]["moved"] > 0.01
+
+
+@pytest.mark.slow
+def test_each_worker_adds_the_noise_of_its_own_rows_and_nobody_adds_it_again(tmp_path):
+    (each,) = carried_out(tmp_path, ("noise_alone", {}))
+    assert each[0]["whole"] == each[1]["whole"]
+    deviation, mean = each[0]["whole"]
+    entries = each[0]["entries"]
+    assert abs(deviation / 6 - 1) < 5 / np.sqrt(2 * entries)
+    assert abs(mean) < 5 * 6 / np.sqrt(entries)
+    one, other = (np.array(found["own"]) for found in each)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(len(one))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_in_the_middle_of_a_forward_pass_is_named(tmp_path):
+    ((found,),) = carried_out(tmp_path, ("lost", {}))
+    assert found["error"] == "WorkerLostError"
+    assert "worker 1 of 2" in found["message"]
