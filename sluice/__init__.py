@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sluice.experiments.published import load_model
     from sluice.mechanism.base import Mechanism
+    from sluice.mechanism.clipped_release import ClippedRelease
+    from sluice.mechanism.clipping import FlatClipping, LayerClipping, QuantileClipping, Schedule
     from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
     from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
     from sluice.mechanism.selective_release import SelectiveRelease
@@ -22,13 +24,18 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Clip": "mechanism.scaling",
+    "ClippedRelease": "mechanism.clipped_release",
     "ClippingBiasGate": "mechanism.gates",
     "CoinGate": "mechanism.gates",
+    "FlatClipping": "mechanism.clipping",
     "Gate": "mechanism.gates",
     "GlobalScaling": "mechanism.scaling",
+    "LayerClipping": "mechanism.clipping",
     "Mechanism": "mechanism.base",
     "Normalise": "mechanism.scaling",
     "PrivacyEngine": "training.engine",
+    "QuantileClipping": "mechanism.clipping",
+    "Schedule": "mechanism.clipping",
     "SelectiveRelease": "mechanism.selective_release",
     "Tempered": "mechanism.thinning",
     "ThinningGate": "mechanism.thinning",
@@ -38,13 +45,18 @@ _HOMES = {
 
 __all__ = [
     "Clip",
+    "ClippedRelease",
     "ClippingBiasGate",
     "CoinGate",
+    "FlatClipping",
     "Gate",
     "GlobalScaling",
+    "LayerClipping",
     "Mechanism",
     "Normalise",
     "PrivacyEngine",
+    "QuantileClipping",
+    "Schedule",
     "SelectiveRelease",
     "Tempered",
     "ThinningGate",

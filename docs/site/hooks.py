@@ -57,7 +57,9 @@ def _api_page() -> str:
         lines += ["", f"## {title}"]
         for name in names:
             if name in sluice.__all__:
-                lines += ["", f"::: {getattr(sluice, name).__module__}.{name}", "    options: {heading_level: 3}"]
+                inherited = str(name == "PrivacyEngine").lower()  # its questions about epsilon stand in a base class
+                options = f"    options: {{heading_level: 3, inherited_members: {inherited}}}"
+                lines += ["", f"::: {getattr(sluice, name).__module__}.{name}", options]
     return "\n".join(lines) + "\n"
 
 

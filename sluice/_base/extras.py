@@ -16,6 +16,7 @@ EXTRAS = {
     "matplotlib": "plots",
     "opacus": "opacus",
     "pooch": "data",
+    "ray": "ray",
     "requests": "data",
     "sklearn": "data",
     "tensorboard": "tensorboard",

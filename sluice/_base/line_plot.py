@@ -42,11 +42,16 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class LinePlot:
-    """A plot whose first axis begins at 0.
+    """A plot whose first axis begins at 0, unless it says otherwise.
 
     Attributes:
         y_label: one line of text or several.
         bottom, top: ends of the second axis.
+        left, right: ends of the first axis; without the right one it ends behind the last point.
+        logarithmic: both axes, which then end at positive numbers.
+        upright: vertical lines over the whole height; their points' second coordinates do not matter.
+        y_ticks: whether the second axis has numbers.
+        legend_on_top: of the frame, not at its bottom.
         level: a horizontal line over the whole width, if any; its points' first coordinates do not matter.
         empty: what to say where there is nothing to draw.
     """
@@ -58,6 +63,12 @@ class LinePlot:
     lines: Sequence[Line] = ()
     level: Line | None = None
     empty: str = "nothing to draw"
+    left: float = 0.0
+    right: float | None = None
+    logarithmic: bool = False
+    upright: Sequence[Line] = ()
+    y_ticks: bool = True
+    legend_on_top: bool = False
 
     def as_svg(self) -> str:
         """The plot, as a whole document."""
@@ -75,13 +86,26 @@ class LinePlot:
 
     @property
     def _right(self) -> float:
+        if self.right is not None:
+            return self.right
         return max((x for line in self.lines for x, _ in line.points), default=1.0) * 1.04 or 1.0
 
     def _x(self, value: float) -> float:
-        return _LEFT + value / self._right * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + self._share(value, self.left, self._right) * (_WIDTH - _LEFT - _RIGHT)
 
     def _y(self, value: float) -> float:
-        return _HEIGHT - _BOTTOM - (value - self.bottom) / (self.top - self.bottom) * (_HEIGHT - _TOP - _BOTTOM)
+        return _HEIGHT - _BOTTOM - self._share(value, self.bottom, self.top) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def _share(self, value: float, low: float, high: float) -> float:
+        if self.logarithmic:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
+    def _ticks(self, low: float, high: float) -> list[float]:
+        if not self.logarithmic:
+            return ticks(low, high)
+        powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
+        return [10.0**power for power in powers]
 
     def _frame(self) -> Iterator[str]:
         floor, middle = _HEIGHT - _BOTTOM, (_TOP + _HEIGHT - _BOTTOM) / 2
@@ -93,10 +117,10 @@ class LinePlot:
             yield self._text(16 * (number + 1), middle, row, extra=turned)
         if not self.lines:
             return
-        for value in ticks(0.0, self._right):
+        for value in self._ticks(self.left, self._right):
             yield f'<path d="M{self._x(value):.2f} {floor}v4" stroke="#1a1a1a"/>'
             yield self._text(self._x(value), floor + 18, f"{value:g}")
-        for value in ticks(self.bottom, self.top):
+        for value in self._ticks(self.bottom, self.top) if self.y_ticks else ():
             yield f'<path d="M{_LEFT} {self._y(value):.2f}h-4" stroke="#1a1a1a"/>'
             yield self._text(_LEFT - 7, self._y(value) + 4.5, f"{value:g}", anchor="end")
 
@@ -105,11 +129,15 @@ class LinePlot:
             yield from self._curve(line)
         if self.level is not None:
             height = self.level.points[0][1]
-            ends = self._path([(0.0, height), (self._right, height)])
+            ends = self._path([(self.left, height), (self._right, height)])
             yield f'<path d="{ends}" {_stroke(self.level)}/>'
-        named = [line for line in (*self.lines, *([self.level] if self.level else [])) if line.label]
+        for line in self.upright:
+            ends = self._path([(line.points[0][0], self.bottom), (line.points[0][0], self.top)])
+            yield f'<path d="{ends}" {_stroke(line)}/>'
+        named = [line for line in (*self.lines, *([self.level] if self.level else []), *self.upright) if line.label]
+        first = _TOP + 14 if self.legend_on_top else _HEIGHT - _BOTTOM - 14 - 19 * (len(named) - 1)
         for row, line in enumerate(named):
-            yield from self._legend(line, _HEIGHT - _BOTTOM - 14 - 19 * (len(named) - 1 - row))
+            yield from self._legend(line, first + 19 * row)
 
     def _curve(self, line: Line) -> Iterator[str]:
         if line.width and len(line.points) > 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +36,18 @@ def _close_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all_in_child)
+
+
+@contextmanager
+def held_alone(path: Path) -> Iterator[None]:
+    """Wait until no other process holds this lock, and hold it."""
+    with explained("lock", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class ProcessLock:

@@ -28,6 +28,7 @@ _LARGEST_EPSILON = 60.0
 _LARGEST_MU = 60.0
 #: What lies this many standard deviations below the mean of a binomial law has no mass that would count.
 _DEVIATIONS = 12.0
+_LEAST_P_VALUE = 1e-12
 
 
 def one_run(*, canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
@@ -163,6 +164,27 @@ def gaussian_fit_mu(*, hits: int, with_canary: int, alarms: int, without: int, c
     return max(0.0, -float(scipy.special.ndtri(false_alarms)) - float(scipy.special.ndtri(misses)))
 
 
+def trials_p_value(curve: Curve, *, hits: int, with_canary: int, alarms: int, without: int) -> float:
+    """How probable such counts are, at most, where each trial has this trade-off curve; nothing below 1e-12 is told apart.
+
+    Guarantee:
+        Under the claim, below any beta with probability at most beta: with less the two error rates exceed their upper bounds,
+        and where they do not, a test with the larger rates would still be better than the curve allows.
+    """
+
+    def refuted(beta: float) -> bool:
+        false_alarms, misses = _error_rates(hits, with_canary, alarms, without, 1 - beta)
+        return curve(1 - misses) > false_alarms
+
+    low, high = math.log(_LEAST_P_VALUE), math.log(0.999)
+    if not refuted(math.exp(high)):
+        return 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
 def _error_rates(hits: int, with_canary: int, alarms: int, without: int, confidence: float) -> tuple[float, float]:
     """Upper bounds on both error rates that hold together."""
     validate.positive_integer(with_canary=with_canary, without=without)
@@ -220,4 +242,5 @@ __all__ = [
     "is_refuted",
     "one_run",
     "one_run_p_value",
+    "trials_p_value",
 ]

@@ -11,7 +11,10 @@ from typing import Any
 
 from sluice._base.errors import DataError, InputError
 from sluice._base.files import parse_json, read_bytes, write_atomically
+from sluice.audit.evidence import Evidence
+from sluice.audit.page import audit_page
 from sluice.audit.result import AuditResult, result_of
+from sluice.audit.trials import Trials
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 
@@ -32,8 +35,12 @@ def kept_coins(folder: RunFolder, *, drawn: bytes) -> bytes:
     return drawn
 
 
-def write_audit(folder: RunFolder, result: AuditResult) -> dict[str, Any]:
-    """Write ``public/audit.json``, which names the head of the ledger that it is about; returns what was written."""
+def write_audit(folder: RunFolder, evidence: Evidence | Trials) -> dict[str, Any]:
+    """Write ``public/audit.json``, which names the head of the ledger that it is about, and ``audit.html``.
+
+    Returns what the first of them holds.
+    """
+    result = evidence.result
     written = {
         "format": FORMAT,
         "ledger_head": read_ledger(folder.ledger_path).head,
@@ -43,6 +50,7 @@ def write_audit(folder: RunFolder, result: AuditResult) -> dict[str, Any]:
     }
     text = json.dumps(written, indent=2, allow_nan=False) + "\n"
     write_atomically(folder.audit_path, text.encode("ascii"), public=True)
+    write_atomically(folder.audit_page_path, audit_page(evidence).encode("utf-8"), public=True)
     folder.hide_times()
     return written
 

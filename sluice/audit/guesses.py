@@ -1,6 +1,9 @@
 """How many guesses to make: planned by simulating the mechanism that is claimed, before anything is looked at.
 
 Choosing the number that looks best afterwards finds leaks where there are none, in a third to a half of all audits.
+
+A bound is planned for the mechanism as it is claimed. A test of the claim has nothing to find there, so it is planned for the
+mechanism with half of its noise: a plan for the claimed one makes too many guesses, most of which a leak would not help.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ LENGTHS = {LIKELIHOOD: 1.0, LONGER: 4.0}
 
 FEWEST_CANARIES = 16
 
-_DRAWS = 10_000_000
-_POOL = 100_000
+_DRAWS = 5_000_000
+_POOL = 200_000
 _SMALLEST_POOL = 4_000
 _DRAWS_AT_ONCE = 1 << 20
 _CANDIDATES = 40
 _SMALL_SHARE = 0.1
+#: What share of its noise a mechanism is left with that a test of its claim is planned to refute.
+_NOISE_LEFT = 0.5
 
 
 @runtime_checkable
@@ -93,13 +98,15 @@ class Channel:
         found: Array = np.logaddexp(absent, present + length * (sums - length / 2) / self.noise_multiplier**2)
         return found
 
-    def simulated(self, count: int, *, members: bool, random: np.random.Generator) -> dict[str, Array]:
-        """Scores of so many canaries, all in the data or none."""
+    def simulated(
+        self, count: int, *, members: bool, random: np.random.Generator, noise_left: float = 1.0
+    ) -> dict[str, Array]:
+        """Scores of so many canaries, all in the data or none; of the noise that the scores suppose, a share is there."""
         scores = {name: np.zeros(count) for name in (*LENGTHS, DISPLACEMENT)}
         at_once = max(1, _DRAWS_AT_ONCE // count)
         for start in range(0, self.releases, at_once):
             shape = (min(at_once, self.releases - start), count)
-            sums = random.standard_normal(shape) * self.noise_multiplier
+            sums = random.standard_normal(shape) * (self.noise_multiplier * noise_left)
             if members:
                 sums += random.random(shape) < self.sample_rate
             for name, length in LENGTHS.items():
@@ -114,10 +121,12 @@ class Plan:
 
     Attributes:
         guesses: by score, then by method.
-        confidence: of each bound, all scores together.
+        test_guesses: the same for the test of a claim.
+        confidence: of each bound, and of the test, all scores together.
     """
 
     guesses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    test_guesses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     confidence: float = 0.95
 
     def share(self, score: str) -> float:
@@ -131,13 +140,22 @@ class Plan:
 
     @classmethod
     def fixed(cls, guesses: int, *, score: str = "scores", confidence: float = 0.95) -> Plan:
-        """The same number for both bounds, whatever the mechanism."""
+        """The same number for both bounds and the test, whatever the mechanism."""
         validate.positive_integer(guesses=guesses)
-        return cls(guesses={score: dict.fromkeys(METHODS, guesses)}, confidence=confidence)
+        same = {score: dict.fromkeys(METHODS, guesses)}
+        return cls(guesses=same, test_guesses=same, confidence=confidence)
+
+    def only(self, score: str) -> Plan:
+        """The same numbers for one of the scores, which may use all of the error probability."""
+        return Plan(
+            guesses={score: self.guesses[score]},
+            test_guesses={score: self.test_guesses[score]},
+            confidence=self.confidence,
+        )
 
 
 def plan_guesses(
-    channel: Channel,
+    mechanism: Channel | object,
     *,
     canaries: int,
     scores: tuple[str, ...] = (LIKELIHOOD, LONGER, DISPLACEMENT),
@@ -145,27 +163,48 @@ def plan_guesses(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Plan:
-    """The numbers of guesses that give the best bounds, on average, for the mechanism as it is claimed.
+    """The numbers of guesses that give the best bounds, on average, for the mechanism as it is claimed, and the best tests.
+
+    Args:
+        mechanism: one that releases scaled sums, or what reaches an observer of it.
 
     Scores that come from elsewhere are planned as if they were log likelihood ratios.
 
     Guarantee:
         A function of public values alone; whichever numbers come out, the bounds hold.
     """
+    channel = mechanism if isinstance(mechanism, Channel) else Channel.of(mechanism)
+    if channel is None:
+        raise InputError(
+            f"mechanism={mechanism!r} is not allowed: its releases are no scaled sums. Give Channel.of_epsilon(epsilon, delta=...)."
+        )
     require_canaries(canaries)
     validate.open_fraction(delta=delta, confidence=confidence)
     random = np.random.default_rng(seed)
-    pool = min(_POOL, max(_SMALLEST_POOL, _DRAWS // (2 * channel.releases)))
-    inside = channel.simulated(pool, members=True, random=random)
-    outside = channel.simulated(pool, members=False, random=random)
-    planned = {}
     shares = Plan(guesses={score: {} for score in scores}, confidence=confidence)
-    for score in scores:
-        each = shares.confidence_of(score)
-        name = score if score in inside else LIKELIHOOD
-        right = _expected_right(inside[name], outside[name], canaries)
-        planned[score] = {method: _best(method, right, canaries, delta, each) for method in METHODS}
-    return Plan(guesses=planned, confidence=confidence)
+
+    def planned(noise_left: float) -> dict[str, dict[str, int]]:
+        right = _shares_right(channel, canaries, random, noise_left)
+        return {
+            score: {
+                method: _best(method, right.get(score, right[LIKELIHOOD]), canaries, delta, shares.confidence_of(score))
+                for method in METHODS
+            }
+            for score in scores
+        }
+
+    return Plan(guesses=planned(1.0), test_guesses=planned(_NOISE_LEFT), confidence=confidence)
+
+
+def _shares_right(
+    channel: Channel, canaries: int, random: np.random.Generator, noise_left: float
+) -> dict[str, dict[int, float]]:
+    """By score: for each candidate number of guesses, what share of them is right on average."""
+    pool = min(_POOL, max(_SMALLEST_POOL, _DRAWS // (2 * channel.releases)))
+    inside, outside = (
+        channel.simulated(pool, members=members, random=random, noise_left=noise_left) for members in (True, False)
+    )
+    return {score: _expected_right(inside[score], outside[score], canaries) for score in inside}
 
 
 def _expected_right(inside: Array, outside: Array, canaries: int) -> dict[int, float]:
@@ -184,11 +223,22 @@ def _expected_right(inside: Array, outside: Array, canaries: int) -> dict[int, f
 
 
 def _best(method: str, right: Mapping[int, float], canaries: int, delta: float, confidence: float) -> int:
+    def bound(guesses: int, deviations: float) -> float:
+        share = right[guesses]
+        correct = share * guesses + deviations * math.sqrt(guesses * share * (1 - share))
+        return METHODS[method](
+            canaries=canaries,
+            guesses=guesses,
+            correct=min(guesses, math.floor(correct)),
+            delta=delta,
+            confidence=confidence,
+        )
+
     def value(guesses: int) -> tuple[float, float]:
-        correct = math.floor(right[guesses] * guesses)
-        bound = METHODS[method](canaries=canaries, guesses=guesses, correct=correct, delta=delta, confidence=confidence)
+        # Around the expected number, lest the rounding of few wrong guesses decides.
+        mean = sum(bound(guesses, deviations) for deviations in (-1.0, 0.0, 1.0)) / 3
         # Where no number is expected to show anything, the one whose right guesses stand out most.
-        return bound, (right[guesses] - 0.5) * math.sqrt(guesses)
+        return mean, (right[guesses] - 0.5) * math.sqrt(guesses)
 
     return max(right, key=value)
 

@@ -107,8 +107,7 @@ def epsilon_lower_bound(
     validate.one_of(tuple(METHODS), method=method)
     plan = guesses if isinstance(guesses, Plan) else Plan.fixed(guesses, confidence=confidence)
     name = next(iter(plan.guesses))
-    alone = Plan(guesses={name: plan.guesses[name]}, confidence=plan.confidence)
-    found = audit_scores({name: scores}, members, plan=alone, delta=delta)
+    found = audit_scores({name: scores}, members, plan=plan.only(name), delta=delta)
     return next(bound.lower_bound for bound in found.bounds if bound.method == method)
 
 
@@ -146,7 +145,7 @@ def _p_value(claim: Claim, scores: Mapping[str, Array], members: Array, *, plan:
     bare = len(claim.profile) == 1
     found = []
     for name, values in scores.items():
-        guesses = plan.guesses[name]["one-run" if bare else "f-dp"]
+        guesses = plan.test_guesses[name]["one-run" if bare else "f-dp"]
         correct = right_guesses(values, members, guesses=guesses)
         game = {"canaries": len(members), "guesses": guesses, "correct": correct}
         p_value = (
@@ -203,10 +202,14 @@ class Observations:
 
     Args:
         channel: of the mechanism; None where its releases are no sums of this kind: then only weights are looked at.
+
+    Attributes:
+        latest: the sum on each canary's own coordinate in the last release, over the sensitivity.
     """
 
     def __init__(self, *, canaries: int, channel: Channel | None) -> None:
         self.channel = channel
+        self.latest: Array | None = None
         self._evidence = {name: np.zeros(canaries) for name in LENGTHS} if channel is not None else {}
 
     @property
@@ -216,6 +219,7 @@ class Observations:
 
     def add(self, sums: Array) -> None:
         """Take in one release: the sum on each canary's own coordinate, over the sensitivity."""
+        self.latest = sums
         for name, evidence in self._evidence.items():
             assert self.channel is not None
             # What is not finite says nothing.

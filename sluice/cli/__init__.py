@@ -31,7 +31,7 @@ EXAMPLES = (
     "sluice serve",
     "sluice reproduce q-sup",
     "sluice reproduce accuracy --datasets mnist --methods dpsgd,dpsr-cg --epsilons 3",
-    "sluice attack lira --dataset digits",
+    "sluice attack --dataset digits --attacks loss,lira",
     "sluice features list",
     "sluice data verify",
     "sluice bench gradients",
@@ -70,7 +70,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(features.app, name="features")
 app.add_typer(bench.app, name="bench")
 app.add_typer(audit.app, name="audit")
-app.add_typer(attack.app, name="attack")
+app.command()(attack.attack)
 app.command()(train.train)
 app.command()(methods.methods)
 app.command()(runs.verify)

@@ -12,176 +12,98 @@ from sluice.cli.output import JsonFlag, print_json, print_table
 if TYPE_CHECKING:
     from sluice.experiments.attacks.request import AttackRequest
 
-app = typer.Typer(
-    help="Try to tell which records a model was trained on. That an attack fails is no evidence of privacy.",
-    no_args_is_help=True,
-)
-
-Dataset = Annotated[
-    str | None, typer.Option("--dataset", help="Train a target on part of this public data set, and attack it.")
-]
-Run = Annotated[
-    Path | None, typer.Option("--run", help="Attack this finished run instead; results go to its private/attacks/.")
-]
-Method = Annotated[str, typer.Option("--method", help="How the target is trained: see sluice methods.")]
-Epsilon = Annotated[float, typer.Option("--epsilon", help="Budget of a private target.")]
-Records = Annotated[
-    int | None, typer.Option("--records", help="Use so many records of the data set, drawn by the seed.")
-]
-Change = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the target; repeatable.")
-]
-Seed = Annotated[int, typer.Option("--seed", help="Draws members, and seeds every model.")]
-Shadows = Annotated[int, typer.Option("--shadows", help="How many shadow models, each on half of the records.")]
-ShadowMethod = Annotated[
-    str,
-    typer.Option("--shadow-method", help="same: as the target, which private targets need; ordinary: without privacy."),
-]
-Targets = Annotated[int, typer.Option("--targets", help="How many targets the same shadow models attack.")]
-Epochs = Annotated[int, typer.Option("--epochs", help="Of the attack net.")]
-Results = Annotated[
-    Path | None, typer.Option("--results", help="Folder for a JSON file and a ROC plot; only for public data sets.")
-]
-Work = Annotated[
-    Path | None, typer.Option("--work", help="Folder where models are kept; in the user's cache if not given.")
-]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", help="Models at once; -1: as many as there are processors.")]
+#: Which attacks read an option that not all of them do.
+_READ_BY = {
+    "shadows": ("lira", "rmia"),
+    "shadow_method": ("shadow", "lira", "rmia"),
+    "jobs": ("lira", "rmia"),
+    "targets": ("loss", "lira", "rmia"),
+    "epochs": ("shadow", "white-box"),
+}
+_OF_A_DATASET = ("method", "epsilon", "records", "change", "targets", "results")
 
 
-@app.command("loss")
-def loss(
-    dataset: Dataset = None,
-    run: Run = None,
-    method: Method = "non-private",
-    epsilon: Epsilon = 3.0,
-    records: Records = None,
-    change: Change = None,
-    seed: Seed = 0,
-    targets: Targets = 1,
-    results: Results = None,
-    work: Work = None,
-    data_dir: DataDir = None,
+def attack(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="Attack this finished run; results go to its private/attacks/.", show_default=False
+        ),
+    ] = None,
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attacks", help="loss, shadow, white-box, lira, rmia, separated by commas.", show_default="loss"
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="Instead: train a target on part of this public data set, and attack it."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="How the target is trained: see sluice methods.", show_default="non-private"),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Budget of a private target.", show_default="3")
+    ] = None,
+    records: Annotated[
+        int | None, typer.Option("--records", help="Use so many records of the data set, drawn by the seed.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the target; repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Draws members, and seeds every model.")] = 0,
+    shadows: Annotated[
+        int | None,
+        typer.Option(
+            "--shadows", help="Of lira and rmia: how many models, each on half of the records.", show_default="16"
+        ),
+    ] = None,
+    shadow_method: Annotated[
+        str | None,
+        typer.Option(
+            "--shadow-method",
+            help="same: as the target, which private targets need; ordinary: without privacy.",
+            show_default="ordinary for shadow, else same",
+        ),
+    ] = None,
+    targets: Annotated[
+        int | None, typer.Option("--targets", help="How many targets the same shadow models attack.", show_default="1")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", help="Of the nets of shadow and white-box.", show_default="50")
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Folder for a JSON file and a ROC plot; only for public data sets.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Folder where models are kept; in the user's cache if not given.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Shadow models at once; -1: as many as there are processors.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """The loss of each record as its score, and the gap attack (member if the model is right) as a control.
+    """Try to tell which records a model was trained on. That an attack fails is no evidence of privacy.
 
-    Example: sluice attack loss --dataset digits
+    loss: a threshold on it, beside the gap attack (member if the model is right). shadow, white-box: the paper's two, on its
+    split 2:1:2:1. lira, rmia: against shadow models on random halves. Models that are trained already are used again, and a
+    command that was interrupted resumes when it is repeated.
+
+    Example: sluice attack --dataset digits --attacks loss,lira --shadows 16
     """
-    _attack(dict(locals(), attack="loss"))
-
-
-@app.command("shadow")
-def shadow(
-    dataset: Dataset = None,
-    run: Run = None,
-    method: Method = "non-private",
-    epsilon: Epsilon = 3.0,
-    records: Records = None,
-    change: Change = None,
-    seed: Seed = 0,
-    shadow_method: ShadowMethod = "ordinary",
-    epochs: Epochs = 50,
-    results: Results = None,
-    work: Work = None,
-    data_dir: DataDir = None,
-    json: JsonFlag = False,
-) -> None:
-    """Black-Box/Shadow: a shadow model on records of the attacker teaches a net how members look. Split 2:1:2:1.
-
-    Example: sluice attack shadow --dataset digits --method dpsgd --shadow-method same
-    """
-    _attack(dict(locals(), attack="shadow"))
-
-
-@app.command("white-box")
-def white_box(
-    dataset: Dataset = None,
-    run: Run = None,
-    method: Method = "non-private",
-    epsilon: Epsilon = 3.0,
-    records: Records = None,
-    change: Change = None,
-    seed: Seed = 0,
-    epochs: Epochs = 50,
-    results: Results = None,
-    work: Work = None,
-    data_dir: DataDir = None,
-    json: JsonFlag = False,
-) -> None:
-    """White-Box/Partial: the attacker knows some members, and sees logits, losses and the last layer's gradients.
-
-    Example: sluice attack white-box --dataset digits
-    """
-    _attack(dict(locals(), attack="white-box"))
-
-
-@app.command("lira")
-def lira(
-    dataset: Dataset = None,
-    run: Run = None,
-    method: Method = "non-private",
-    epsilon: Epsilon = 3.0,
-    records: Records = None,
-    change: Change = None,
-    seed: Seed = 0,
-    shadows: Shadows = 16,
-    shadow_method: ShadowMethod = "same",
-    targets: Targets = 1,
-    results: Results = None,
-    work: Work = None,
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    json: JsonFlag = False,
-) -> None:
-    """LiRA: likelihood ratios under shadow models with and without each record, online and offline.
-
-    Models that are trained already are used again, and a command that was interrupted resumes when it is repeated.
-
-    Example: sluice attack lira --dataset digits --shadows 16
-    """
-    _attack(dict(locals(), attack="lira"))
-
-
-@app.command("rmia")
-def rmia(
-    dataset: Dataset = None,
-    run: Run = None,
-    method: Method = "non-private",
-    epsilon: Epsilon = 3.0,
-    records: Records = None,
-    change: Change = None,
-    seed: Seed = 0,
-    shadows: Shadows = 16,
-    shadow_method: ShadowMethod = "same",
-    targets: Targets = 1,
-    results: Results = None,
-    work: Work = None,
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    json: JsonFlag = False,
-) -> None:
-    """RMIA: each record against the population, relative to shadow models; it uses the same models as lira.
-
-    Example: sluice attack rmia --dataset digits --shadows 4
-    """
-    _attack(dict(locals(), attack="rmia"))
+    _attack(dict(locals()))
 
 
 def _attack(given: dict[str, Any]) -> None:
-    from sluice._base.errors import InputError
     from sluice._base.interrupts import sigterm_as_interrupt
-    from sluice.experiments.attacks.request import AttackRequest, attacked_targets
-    from sluice.experiments.tables.accuracy_cells import parse_overrides
+    from sluice.experiments.attacks.request import attacked_targets
 
-    as_json, results = given.pop("json"), given.pop("results")
-    changes = parse_overrides(given.pop("change") or ())
-    request = AttackRequest(**given, changes=changes)
-    if results is not None and request.private_folder is not None:
-        raise InputError(
-            f"results={str(results)!r} is not allowed with --run: what an attack finds is private, and goes to "
-            f"{request.private_folder}. Leave it out."
-        )
+    as_json, results = given.pop("json"), given["results"]
+    requests = _requests(given)
 
     def report(done: int, total: int) -> None:
         if not as_json:
@@ -191,6 +113,7 @@ def _attack(given: dict[str, Any]) -> None:
         with sigterm_as_interrupt():
             payloads = [
                 _told(request, results, *found, number, as_json)
+                for request in requests
                 for number, found in enumerate(attacked_targets(request, report=report))
             ]
     except KeyboardInterrupt:
@@ -198,6 +121,42 @@ def _attack(given: dict[str, Any]) -> None:
         raise typer.Exit(130) from None
     if as_json:
         print_json({"targets": payloads})
+
+
+def _requests(given: dict[str, Any]) -> list[AttackRequest]:
+    """One for each attack. What nothing would read is refused."""
+    from sluice._base import validate
+    from sluice._base.errors import InputError
+    from sluice.cli.reproduce_accuracy import words_of
+    from sluice.experiments.attacks.request import ATTACKS, AttackRequest
+    from sluice.experiments.tables.accuracy_cells import parse_overrides
+
+    names = words_of(tuple(given.pop("attacks") or ("loss",)))
+    for name in names:
+        validate.one_of(ATTACKS, attacks=name)
+    asked = {name: value for name, value in given.items() if value is not None}
+    for option, readers in _READ_BY.items():
+        if option in asked and not set(names) & set(readers):
+            raise InputError(
+                f"{option}={asked[option]} has no effect: only {', '.join(readers)} read it. Leave it out."
+            )
+    if "run" in asked:
+        for option in _OF_A_DATASET:
+            if option in asked:
+                raise InputError(
+                    f"{option}={str(asked[option])!r} is not allowed with RUN, which has its own records and settings, and whose "
+                    "results are private. Leave it out."
+                )
+    asked.pop("results", None)
+    changes = parse_overrides(asked.pop("change", ()))
+    method = asked.pop("shadow_method", None)
+
+    def request(name: str) -> AttackRequest:
+        read = {key: value for key, value in asked.items() if name in _READ_BY.get(key, ATTACKS)}
+        kind = method or ("ordinary" if name == "shadow" else "same")
+        return AttackRequest(attack=name, changes=changes, shadow_method=kind, **read)
+
+    return [request(name) for name in names]
 
 
 def _told(

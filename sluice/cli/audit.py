@@ -10,7 +10,9 @@ import typer
 from sluice.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
+    from sluice.audit.evidence import Evidence
     from sluice.audit.result import AuditResult
+    from sluice.audit.trials import Trials
     from sluice.experiments.settings import TrainSettings
     from sluice.mechanism.base import Mechanism
 
@@ -37,6 +39,18 @@ def rehearse(
     runs: Annotated[
         int | None, typer.Option(help="Instead: so many runs with one canary each, for small models.")
     ] = None,
+    two_runs: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead: so many releases with one canary and as many without, every record in each; 4000 is usual."
+        ),
+    ] = None,
+    spend: Annotated[
+        bool,
+        typer.Option(
+            "--spend", help="Rehearse on the run's own records: a second release, which spends epsilon again."
+        ),
+    ] = False,
     confidence: Confidence = 0.95,
     claimed_epsilon: Claimed = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with data sets, looked at first.")] = None,
@@ -45,40 +59,55 @@ def rehearse(
     """Make a run's own releases on stand-in records with canaries among them, and audit that.
 
     Test records stand in for the training records, so nothing is spent. The result is written into the run's public
-    folder and shown on its certificate; the rehearsed model is thrown away. The exit code is 1 if the claim is refuted.
+    folder (audit.json, audit.html) and shown on its certificate; the rehearsed model is thrown away. With --spend the
+    releases are counted in a ledger of their own, audit-ledger.jsonl. The exit code is 1 if the claim is refuted.
 
     Example: sluice audit rehearse --run runs/digits-dpsr-cg-1 --canaries 1000
     """
     from sluice._base import validate
+    from sluice._base.errors import InputError
     from sluice._base.progress import progress
     from sluice.audit.canaries import KINDS
     from sluice.experiments.preparing import prepare
     from sluice.experiments.rehearsal import Rehearsal
+    from sluice.experiments.two_runs import two_runs as make_two_runs
 
     validate.one_of(KINDS, kind=kind)
+    if runs is not None and two_runs is not None:
+        raise InputError("runs and two_runs cannot be given together: each is an audit of its own.")
     settings, mechanism = _what(run, config, setting)
+    ledger = _ledger_to_spend(run, many=runs is not None or two_runs is not None) if spend else None
     splits = prepare(settings, data_dir=data_dir)
     if mechanism is None:
         from sluice.methods import planned_mechanism
 
         mechanism = planned_mechanism(settings, dataset_size=len(splits.train))
-    with progress("rehearsing", total=runs or mechanism.releases) as advance:
-        rehearsal = Rehearsal(
-            settings=settings,
-            splits=splits,
-            mechanism=mechanism,
-            confidence=confidence,
-            claimed_epsilon=claimed_epsilon,
-            report=lambda done: advance(1),
-        )
-        found = (
-            rehearsal.once(canaries=canaries, kind=kind)  # type: ignore[arg-type]  # one of KINDS
-            if runs is None
-            else rehearsal.repeatedly(runs=runs)
-        )
+    total = runs or (2 * two_runs if two_runs else mechanism.releases)
+    try:
+        with progress("rehearsing", total=total) as advance:
+            rehearsal = Rehearsal(
+                settings=settings,
+                splits=splits,
+                mechanism=mechanism,
+                confidence=confidence,
+                claimed_epsilon=claimed_epsilon,
+                report=lambda done: advance(1),
+                ledger=ledger,
+            )
+            found: Evidence | Trials
+            if two_runs is not None:
+                found = make_two_runs(rehearsal, releases=two_runs)
+            elif runs is not None:
+                found = rehearsal.repeatedly(runs=runs)
+            else:
+                found = rehearsal.once(canaries=canaries, kind=kind)  # type: ignore[arg-type]  # one of KINDS
+    except BaseException:
+        if run is not None and ledger is not None and ledger.exists():  # what was spent is spent
+            _certify_again(run)
+        raise
     if run is not None:
         _write(run, found)
-    _finish(found, as_json=as_json)
+    _finish(found.result, as_json=as_json)
 
 
 @app.command()
@@ -106,6 +135,7 @@ def scores(
         int | None, typer.Option(help="How many to make, fixed before; if not given, planned for the claim.")
     ] = None,
     confidence: Confidence = 0.95,
+    page: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Audit by scores and coins from any library: higher scores for canaries that seem to be in the data.
@@ -116,9 +146,11 @@ def scores(
     Example: sluice audit scores scores.npz --delta 1e-5 --claimed-epsilon 1
     """
     from sluice._base import validate
+    from sluice._base.files import write_atomically
     from sluice.audit.curves import Claim
+    from sluice.audit.evidence import Evidence
     from sluice.audit.guesses import Channel, Plan, plan_guesses
-    from sluice.audit.scores import audit_scores
+    from sluice.audit.page import audit_page
 
     validate.open_fraction(delta=delta, confidence=confidence)
     arrays = _arrays(file)
@@ -129,7 +161,17 @@ def scores(
         plan = plan_guesses(channel, canaries=count, scores=("scores",), delta=delta, confidence=confidence)
     else:
         plan = Plan.fixed(guesses, confidence=confidence)
-    found = audit_scores({"scores": arrays["scores"]}, arrays["members"], plan=plan, delta=delta, claim=claim)
+    evidence = Evidence(
+        scores={"scores": arrays["scores"]},
+        members=arrays["members"],
+        plan=plan,
+        delta=delta,
+        claim=claim,
+        kind="scores",
+    )
+    found = evidence.result
+    if page is not None:
+        write_atomically(page, audit_page(evidence).encode("utf-8"), public=True)
     _finish(found, as_json=as_json)
 
 
@@ -147,17 +189,46 @@ def _what(run: Path | None, config: Path | None, setting: list[str] | None) -> t
     return recorded.settings, recorded.mechanism
 
 
-def _write(run: Path, found: AuditResult) -> None:
+def _ledger_to_spend(run: Path | None, *, many: bool) -> Path:
+    """Where the releases of an audit on a run's own records are counted, each before it is made."""
+    from sluice._base.errors import InputError
+    from sluice.runs.folder import RunFolder
+
+    if run is None or many:
+        raise InputError(
+            "spend is for one run with canaries on the records of a run: give --run, and neither --runs nor --two-runs."
+        )
+    path = RunFolder.look(run).audit_ledger_path
+    if path.exists():
+        raise InputError(
+            f"spend is not allowed: {path} says that the records of this run were used for an audit already. Rehearse on "
+            "stand-in records, which spends nothing."
+        )
+    return path
+
+
+def _write(run: Path, found: Evidence | Trials) -> None:
     from sluice.audit.files import write_audit
-    from sluice.runs.certificate import write_certificate
     from sluice.runs.folder import RunFolder
 
     folder = RunFolder.look(run)
-    if not folder.ledger_path.exists():
-        return
-    write_audit(folder, found)
+    if folder.ledger_path.exists():
+        write_audit(folder, found)
+        _certify_again(run)
+
+
+def _certify_again(run: Path) -> None:
+    """Write the pages of a run's certificate anew, and say what audits have spent on its records."""
+    from sluice.runs.certificate import spent_on_audit, write_certificate
+    from sluice.runs.folder import RunFolder
+    from sluice.runs.ledger import read_ledger
+
+    folder = RunFolder.look(run)
     if folder.certificate_path.exists():
         write_certificate(folder)
+    spent = spent_on_audit(folder, read_ledger(folder.ledger_path))
+    if spent is not None:
+        typer.echo(f"sluice: {spent}", err=True)
 
 
 def _arrays(file: Path) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from sluice.cli.job_options import Address, Backend, Jobs, Retries
 from sluice.cli.output import JsonFlag, print_json, print_table
 from sluice.cli.reproduce_studies import COMMANDS
+from sluice.experiments.jobs import RETRIES
 
 app = typer.Typer(help="Recompute a table of the DPSR-CG paper.", no_args_is_help=True)
 for _name, _command in COMMANDS.items():
@@ -141,17 +143,13 @@ def accuracy(
         bool, typer.Option("--again", help="Discard stored results of these cells and run them from the start.")
     ] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Cells at once; -1: as many as there are processors.", show_default="1")
-    ] = None,
+    jobs: Jobs = None,
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of PyTorch in each job; its own choice if not given.")
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="Of joblib: loky (this machine), dask or ray.")] = "loky",
-    scheduler: Annotated[
-        str | None,
-        typer.Option("--scheduler", help="Address of a running cluster; without it, one is started on this machine."),
-    ] = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
     as_json: JsonFlag = False,
 ) -> None:
     """Tables of accuracies: ours beside the paper's printed numbers, with what is proved and what is claimed.
@@ -164,6 +162,7 @@ def accuracy(
     """
     from sluice._base import validate
     from sluice.cli.reproduce_accuracy import Request, reproduce_accuracy
+    from sluice.experiments.jobs import JobOptions
     from sluice.experiments.tables.accuracy_tables import TABLES
 
     validate.one_of(TABLES, table=table)
@@ -183,10 +182,83 @@ def accuracy(
             output=output,
             again=again,
             no_run=no_run,
-            jobs=jobs,
             threads=threads,
-            backend=backend,
-            scheduler=scheduler,
+            options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
+            as_json=as_json,
+        )
+    )
+
+
+@app.command("selection")
+def selection(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option("--datasets", help="Names, separated by commas.", show_default="digits,mnist,fashion-mnist,imdb"),
+    ] = None,
+    epsilons: Annotated[
+        list[str] | None, typer.Option("--epsilons", help="Separated by commas.", show_default="3,1")
+    ] = None,
+    arms: Annotated[
+        list[str] | None,
+        typer.Option("--arms", help="Ways to select, separated by commas: see docs/reproduce.md.", show_default="all"),
+    ] = None,
+    regimes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--regimes",
+            help="plain, wrong20, wrong40, poisoned5, batch16, batch64, noiseless, separated by commas.",
+            show_default="plain",
+        ),
+    ] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option("--seeds", help="One run for each.", show_default="0,1,2,3,4")
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = Path(
+        "results/selection"
+    ),
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Folder for unfinished cells; in the user's cache if not given.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Discard stored results of these cells and run them from the start.")
+    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
+    inclusion: Annotated[
+        bool, typer.Option("--inclusion", help="Also measure how often the gate accepts records with large gradients.")
+    ] = False,
+    jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads of PyTorch in each job.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What selection does: the same training without a gate, with each kind of gate, and with a coin, paired over seeds.
+
+    Cells are stored and resumed as by reproduce accuracy. The table shows every cell that is stored in the folder, and differences to
+    "no gate" with confidence intervals.
+
+    Example: sluice reproduce selection --datasets digits --epsilons 3
+    """
+    from sluice.cli.reproduce_selection import SelectionRequest, reproduce_selection
+    from sluice.experiments.jobs import JobOptions
+
+    reproduce_selection(
+        SelectionRequest(
+            datasets=tuple(datasets or ("digits", "mnist", "fashion-mnist", "imdb")),
+            epsilons=tuple(epsilons or ("3", "1")),
+            arms=tuple(arms or ()),
+            regimes=tuple(regimes or ("plain",)),
+            seeds=tuple(seeds or ("0", "1", "2", "3", "4")),
+            results=results,
+            work=work,
+            data_dir=data_dir,
+            again=again,
+            no_run=no_run,
+            inclusion=inclusion,
+            options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
+            threads=threads,
             as_json=as_json,
         )
     )
@@ -225,7 +297,10 @@ def attacks(
     work: Annotated[Path | None, typer.Option("--work", help="Folder where models are kept.")] = None,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Shadow models at once.")] = None,
+    jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
     as_json: JsonFlag = False,
 ) -> None:
     """The paper's tables of membership attacks, and the same methods under LiRA and RMIA.
@@ -237,6 +312,7 @@ def attacks(
     from sluice.cli.reproduce_attacks import reproduce_attacks
     from sluice.experiments.attacks.printed import DATASETS, METHODS
     from sluice.experiments.attacks.request import AttackRequest
+    from sluice.experiments.jobs import JobOptions
     from sluice.experiments.tables.accuracy_cells import parse_overrides
 
     names = tuple(datasets or DATASETS)
@@ -247,9 +323,8 @@ def attacks(
             changes=parse_overrides(change or ()),
             records=records,
             shadows=shadows,
-            work=work,
-            data_dir=data_dir,
-            jobs=jobs,
+            work=None if work is None else work.absolute(),
+            data_dir=None if data_dir is None else data_dir.absolute(),
         ),
         datasets=names,
         methods=tuple(methods or METHODS),
@@ -257,6 +332,7 @@ def attacks(
         attacks=tuple(attacks or ("shadow-ordinary", "shadow-same", "white-box", "lira")),
         seeds=tuple(seeds or ("0",)),
         results=results,
+        options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
         no_run=no_run,
         as_json=as_json,
     )

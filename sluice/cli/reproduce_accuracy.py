@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -18,10 +18,11 @@ from sluice._base.files import cache_dir
 from sluice._base.interrupts import sigterm_as_interrupt
 from sluice._base.progress import terminal_bar
 from sluice.cli.output import print_json, print_table
+from sluice.experiments.jobs import JobOptions
 from sluice.experiments.run import Progress
 from sluice.experiments.tables.accuracy import Stock, take_stock, write_table
 from sluice.experiments.tables.accuracy_cells import Cell, Plan, PlannedCell, parse_overrides, plan_cells
-from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
+from sluice.experiments.tables.accuracy_jobs import run_cells
 from sluice.experiments.tables.accuracy_results import source_state
 from sluice.experiments.tables.accuracy_run import Conditions, Outcome, Watch, forget_cell
 from sluice.experiments.tables.accuracy_table import Line, table_lines
@@ -48,10 +49,8 @@ class Request:
     output: Path | None
     again: bool
     no_run: bool
-    jobs: int | None
     threads: int | None
-    backend: str
-    scheduler: str | None
+    options: JobOptions
     as_json: bool
 
 
@@ -117,7 +116,7 @@ def finish_cells(
     failures: dict[Cell, str] = {}
     found = dict(stock.results)
     if not request.no_run:
-        for outcome in _run(request, plan, stock, conditions, watch):
+        for outcome in run_open(request, plan, stock, conditions, watch):
             if outcome.result is None:
                 failures[outcome.cell] = outcome.failure
             else:
@@ -126,9 +125,8 @@ def finish_cells(
 
 
 def _check(request: Request) -> None:
-    check_jobs(jobs=request.jobs, backend=request.backend, scheduler=request.scheduler)
     processors = os.cpu_count() or 1
-    if request.threads is not None and request.scheduler is None and not 1 <= request.threads <= processors:
+    if request.threads is not None and request.options.address is None and not 1 <= request.threads <= processors:
         raise InputError(
             f"threads={request.threads} is not allowed: it must be from 1 to {processors}, the processors here."
         )
@@ -153,7 +151,23 @@ def numbers_of(name: str, given: tuple[str, ...], kind: Callable[[str], Number])
     return list(dict.fromkeys(numbers))
 
 
-def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions, watch: Watch | None) -> Iterator[Outcome]:
+class HowToRun(Protocol):
+    """What running cells needs of a command line."""
+
+    @property
+    def again(self) -> bool: ...
+
+    @property
+    def options(self) -> JobOptions: ...
+
+    @property
+    def as_json(self) -> bool: ...
+
+
+def run_open(
+    request: HowToRun, plan: Plan, stock: Stock, conditions: Conditions, watch: Watch | None = None
+) -> Iterator[Outcome]:
+    """Run the cells that have no result, and say on standard error how far that is."""
     screen = _Screen(total=len(stock.open), quiet=request.as_json)
     for remark in stock.remarks:
         screen.say(f"{remark}: it is run again.")
@@ -164,13 +178,7 @@ def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions, wat
     try:
         with sigterm_as_interrupt(), screen.shown():
             for outcome in run_cells(
-                stock.open,
-                conditions,
-                jobs=request.jobs,
-                backend=request.backend,
-                scheduler=request.scheduler,
-                report=screen.report,
-                watch=watch,
+                stock.open, conditions, options=request.options, report=screen.report, watch=watch
             ):
                 ended += 1
                 screen.ended(outcome, ended)

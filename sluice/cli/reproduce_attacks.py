@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from sluice._base.errors import InputError, SluiceError
 from sluice._base.interrupts import sigterm_as_interrupt
 from sluice.cli.output import print_json
 from sluice.cli.reproduce_accuracy import numbers_of, words_of
 from sluice.experiments.attacks.request import AttackRequest
-from sluice.experiments.attacks.table import AttackCell, plan_attacks, run_cell, stored_cell, write_table
+from sluice.experiments.attacks.table import plan_attacks, run_cells, stored_cell, write_table
+from sluice.experiments.jobs import JobOptions
 
 
 def reproduce_attacks(
@@ -25,6 +24,7 @@ def reproduce_attacks(
     attacks: Sequence[str],
     seeds: Sequence[str],
     results: Path,
+    options: JobOptions,
     no_run: bool,
     as_json: bool,
 ) -> None:
@@ -43,10 +43,12 @@ def reproduce_attacks(
     _say(f"{len(found)} of {len(cells)} cells are stored, {len(open_cells)} to run.", quiet=as_json)
     try:
         with sigterm_as_interrupt():
-            for number, cell in enumerate(open_cells, start=1):
-                _run(cell, results, found, failures)
-                text = failures.get(cell.name, "done")
-                _say(f"cell {number} of {len(open_cells)}: {cell.name}: {text}", quiet=as_json)
+            for number, (cell, result, failure) in enumerate(run_cells(open_cells, results, options), start=1):
+                if result is None:
+                    failures[cell.name] = failure
+                else:
+                    found[cell.name] = result
+                _say(f"cell {number} of {len(open_cells)}: {cell.name}: {failure or 'done'}", quiet=as_json)
     except KeyboardInterrupt:
         _say("interrupted: to resume, run the same command.", quiet=as_json)
         raise typer.Exit(130) from None
@@ -61,15 +63,6 @@ def reproduce_attacks(
         typer.echo(f"Written: {path}")
     if failures:
         raise typer.Exit(1)
-
-
-def _run(cell: AttackCell, results: Path, found: dict[str, Mapping[str, Any]], failures: dict[str, str]) -> None:
-    try:
-        found[cell.name] = run_cell(cell, results)
-    except InputError:
-        raise
-    except SluiceError as error:
-        failures[cell.name] = f"failed: {error}"
 
 
 def _say(text: str, *, quiet: bool) -> None:

@@ -16,6 +16,7 @@ from sluice.experiments.convergence.plot import convergence_png
 from sluice.experiments.convergence.problems import PROBLEMS
 from sluice.experiments.convergence.study import Line, lines_of, settings
 from sluice.experiments.convergence.texts import COLUMNS, as_csv, cells_of, markdown, verdict
+from sluice.experiments.jobs import JobOptions
 
 
 def reproduce_convergence(
@@ -26,6 +27,7 @@ def reproduce_convergence(
     output: Path,
     again: bool,
     no_run: bool,
+    options: JobOptions,
     as_json: bool,
 ) -> None:
     """Run the command."""
@@ -39,13 +41,14 @@ def reproduce_convergence(
         raise InputError("problems and seeds must not be empty: give at least one of each.")
     wanted = [setting for setting in settings() if setting.problem in names]
     lines: list[Line] = []
-    for line in lines_of(results, wanted, numbers, again=again, run=not no_run):
+    for line in lines_of(results, wanted, numbers, again=again, run=not no_run, options=options):
         lines.append(line)
         if not as_json:
             typer.echo(
                 f"sluice: {line.setting.name}: largest share of the bound {line.largest_share:.2f}",
                 err=True,
             )
+    lines.sort(key=lambda line: wanted.index(line.setting))
     files = {kind: output.with_name(f"{output.name}.{kind}") for kind in ("md", "csv", "png")}
     page = markdown(lines, plot=files["png"].name, missing=len(wanted) - len(lines))
     write_atomically(files["md"], page.encode("utf-8"), public=True)

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from sluice.cli.job_options import Address, Backend, Jobs, Retries
 from sluice.cli.output import JsonFlag
+from sluice.experiments.jobs import RETRIES
 
 Datasets = Annotated[
     list[str] | None, typer.Option("--datasets", help="Names, separated by commas.", show_default="the paper's")
@@ -33,7 +35,6 @@ Output = Annotated[
 ]
 Again = Annotated[bool, typer.Option("--again", help="Discard stored results of these cells and run them again.")]
 NoRun = Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", help="Cells at once.", show_default="1")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of PyTorch in each job.")]
 
 
@@ -52,6 +53,9 @@ def ablation(
     again: Again = False,
     no_run: NoRun = False,
     jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
     threads: Threads = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -62,6 +66,7 @@ def ablation(
     Example: sluice reproduce ablation --datasets imdb --epsilons 3 --seeds 0
     """
     from sluice.cli.reproduce_accuracy import Request, reproduce_accuracy
+    from sluice.experiments.jobs import JobOptions
     from sluice.experiments.tables.accuracy_tables import TABLES
 
     table = TABLES["ablation"]
@@ -80,10 +85,8 @@ def ablation(
             output=output,
             again=again,
             no_run=no_run,
-            jobs=jobs,
+            options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
             threads=threads,
-            backend="loky",
-            scheduler=None,
             as_json=as_json,
         )
     )
@@ -104,6 +107,10 @@ def convergence(
     output: Output = None,
     again: Again = False,
     no_run: NoRun = False,
+    jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
     as_json: JsonFlag = False,
 ) -> None:
     """The paper's convergence bound where every constant is known, and one that is proved, beside what was measured.
@@ -111,6 +118,7 @@ def convergence(
     Example: sluice reproduce convergence --problems quadratic --seeds 0,1
     """
     from sluice.cli.reproduce_convergence import reproduce_convergence
+    from sluice.experiments.jobs import JobOptions
 
     reproduce_convergence(
         problems=tuple(problems or ("quadratic,digits",)),
@@ -119,6 +127,7 @@ def convergence(
         output=output or results / "table",
         again=again,
         no_run=no_run,
+        options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
         as_json=as_json,
     )
 
@@ -147,6 +156,9 @@ def beta(
     again: Again = False,
     no_run: NoRun = False,
     jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
     threads: Threads = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -161,6 +173,7 @@ def beta(
     from sluice.cli.reproduce_accuracy import Request
     from sluice.cli.reproduce_beta import reproduce_beta
     from sluice.experiments.beta.study import DATASETS
+    from sluice.experiments.jobs import JobOptions
     from sluice.experiments.tables.accuracy_tables import TABLES
 
     reproduce_beta(
@@ -178,10 +191,8 @@ def beta(
             output=output,
             again=again,
             no_run=no_run,
-            jobs=jobs,
+            options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
             threads=threads,
-            backend="loky",
-            scheduler=None,
             as_json=as_json,
         ),
         betas=tuple(betas or ("0,1,2,3,4,5",)),

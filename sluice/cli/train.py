@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from sluice.cli.launching import is_started_here, is_worker, joined, restarts, run_workers
 from sluice.cli.output import print_json
-from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from
+from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from, settings_in
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
+    from sluice.experiments.recorded import RecordedRun
     from sluice.experiments.run import Training, TrainResult
-    from sluice.mechanism.base import Mechanism
+    from sluice.training.distributed.workers import Workers
 
 RUNS = Path("runs")
 
@@ -50,7 +55,11 @@ class _Operation:
     )
     run: str | None = field(
         default=None,
-        metadata=_shown(RUN, "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given."),
+        metadata=_shown(
+            RUN,
+            "Name (in runs/) or path of the new run; DATASET-METHOD-NUMBER if not given.",
+            names=("--run", "--name"),  # torchrun takes --run for an option of its own
+        ),
     )
     resume: str | None = field(
         default=None, metadata=_shown(RUN, "Resume this run, by its own settings; no other setting is allowed.")
@@ -62,6 +71,13 @@ class _Operation:
         ),
     )
     threads: int | None = field(default=None, metadata=_shown(RUN, "Threads of PyTorch; its own choice if not given."))
+    workers: int | None = field(
+        default=None,
+        metadata=_shown(RUN, "Processes on this machine that share each batch; torchrun starts them on several."),
+    )
+    worker_timeout: float = field(
+        default=60.0, metadata=_shown(RUN, "Seconds without a sign of life after which a worker counts as lost.")
+    )
     max_physical_batch_size: int = field(
         default=1024, metadata=_shown(RUN, "Records in memory at once; changes no result.")
     )
@@ -85,37 +101,58 @@ def train(**given: Any) -> None:
 
     Example: sluice train --dataset digits --epsilon 3
     """
-    from sluice.cli.train_output import Screen, print_plan, print_result, result_as_json
-    from sluice.experiments.run import recorded_run
-
     operation = _Operation(**{each.name: given.pop(each.name) for each in fields(_Operation)})
+    if _is_to_be_shared(operation):
+        timeout, threads = operation.worker_timeout, operation.threads
+        raise typer.Exit(run_workers(operation.workers or 1, sys.argv[1:], timeout=timeout, threads=threads))
     overrides = {name: value for name, value in given.items() if value is not None}
     if operation.option:
         overrides["options"] = dict(assignment(item, argument="option") for item in operation.option)
     _set_threads(operation.threads)
-    screen = Screen(show_private=operation.show_private, quiet=operation.as_json)
-    if operation.resume is None:
-        settings, path = _new_run(overrides, operation)
-        mechanism, result = None, None
-    else:
-        given_too = [name for name in ("config", "recipe", "run") if getattr(operation, name) is not None]
-        _refuse_settings([*overrides, *given_too])
-        path = _existing(operation.resume)
-        recorded = recorded_run(path)
-        settings, mechanism, result = recorded.settings, recorded.mechanism, recorded.result
+    workers = joined(timeout=operation.worker_timeout)
+    with _quiet_unless_first(workers), workers.announced():
+        _train(overrides, operation, workers)
+
+
+@contextmanager
+def _quiet_unless_first(workers: Workers) -> Iterator[None]:
+    """Where `run_workers` watches, worker 0 alone says that it was interrupted, or that another one is lost."""
+    from sluice.training.distributed.workers import WorkerLostError
+
+    try:
+        yield
+    except (WorkerLostError, KeyboardInterrupt) as error:
+        if is_started_here() and not workers.is_first:
+            raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 3) from None
+        raise
+
+
+def _train(overrides: dict[str, Any], operation: _Operation, workers: Workers) -> None:
+    from sluice.cli.train_output import Screen, print_plan, print_result, result_as_json
+
+    screen = Screen(show_private=operation.show_private, quiet=operation.as_json or not workers.is_first)
+    run = workers.from_first(lambda: _chosen_run(overrides, operation))
+    path, result = run.path, run.recorded.result
     if result is not None:
-        screen.say(f"{path} is finished: nothing is left to do.")
+        if workers.is_first:
+            screen.say(f"{path} is finished: nothing is left to do.")
     else:
-        training = _training(settings, mechanism, operation, screen)
-        if operation.resume is not None:
-            training = _with_features_of(path, training, operation, screen)
+        defaults = _defaults(overrides, operation.config) if run.is_new else frozenset()
+        training = _training(run.recorded, operation, screen, workers, defaults=defaults)
+        if not run.is_new:
+            training = _with_features_of(run, training, operation, screen, workers)
+        if not workers.is_first:
+            return _assist(training)
         if not operation.as_json:
             print_plan(training)
-        result = _carry_out(training, path, operation, screen, is_new=operation.resume is None)
+        result = _carry_out(training, path, operation, screen, is_new=run.is_new)
+    if not workers.is_first:
+        return None
     if operation.as_json:
         print_json(result_as_json(result))
     else:
         print_result(result)
+    return None
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
@@ -177,50 +214,124 @@ def _set_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def _new_run(overrides: dict[str, Any], operation: _Operation) -> tuple[TrainSettings, Path]:
+@dataclass(frozen=True, kw_only=True)
+class _ChosenRun:
+    """Where a run is, and what is known of it before it is trained."""
+
+    path: Path
+    is_new: bool
+    recorded: RecordedRun
+
+
+def _chosen_run(overrides: dict[str, Any], operation: _Operation) -> _ChosenRun:
+    from sluice.experiments.recorded import recorded_run
+
+    if operation.resume is None:
+        return _new_run(overrides, operation)
+    given_too = [name for name in ("config", "recipe", "run") if getattr(operation, name) is not None]
+    _refuse_settings([*overrides, *given_too])
+    path = _existing(operation.resume)
+    return _ChosenRun(path=path, is_new=False, recorded=recorded_run(path))
+
+
+def _new_run(overrides: dict[str, Any], operation: _Operation) -> _ChosenRun:
     from sluice._base.errors import InputError
+    from sluice.experiments.recorded import RecordedRun, recorded_run
     from sluice.runs.folder import may_begin
 
     settings = settings_from(overrides, file=operation.config, recipe=operation.recipe)
+    restarted, may_restart = restarts()
+    if may_restart and operation.run is None:
+        raise InputError(
+            "--max-restarts needs --run: a worker that is started again must find the run that it was part of."
+        )
     path = _new_path(operation.run, settings)
-    if not may_begin(path):
-        raise InputError(f"run={str(path)!r} exists: choose another name, or resume it: sluice train --resume {path}")
-    return settings, path
+    if may_begin(path):
+        return _ChosenRun(path=path, is_new=True, recorded=RecordedRun(settings=settings, mechanism=None, result=None))
+    if restarted:
+        recorded = recorded_run(path)
+        if _is_continued(recorded.settings, settings, defaults=_defaults(overrides, operation.config)):
+            return _ChosenRun(path=path, is_new=False, recorded=recorded)
+    raise InputError(f"run={str(path)!r} exists: choose another name, or resume it: sluice train --resume {path}")
 
 
-def _with_features_of(path: Path, training: Training, operation: _Operation, screen: Screen) -> Training:
+def _is_to_be_shared(operation: _Operation) -> bool:
+    """Whether this process only has to start the workers."""
+    from sluice._base import validate
+    from sluice._base.errors import InputError
+
+    validate.positive(worker_timeout=operation.worker_timeout)
+    if operation.workers is None or is_started_here():
+        return False
+    validate.positive_integer(workers=operation.workers)
+    if is_worker():
+        raise InputError(
+            f"workers={operation.workers} cannot be given to torchrun, which has started the workers already."
+        )
+    return operation.workers > 1
+
+
+def _defaults(overrides: dict[str, Any], config: Path | None) -> frozenset[str]:
+    """The settings that nobody chose and that depend on how many records there are."""
+    files = [settings_in(config)] if config is not None else []
+    chosen = {name for each in (*files, overrides) for name in (*each, *each.get("options", {}))}
+    return frozenset(("batch_size", "validation_batch_size")) - chosen
+
+
+def _is_continued(recorded: TrainSettings, settings: TrainSettings, *, defaults: frozenset[str]) -> bool:
+    """Whether a run has these settings, but for what was fitted to its records where nobody chose it."""
+    batch_size = recorded.batch_size if "batch_size" in defaults else settings.batch_size
+    options = recorded.options if "validation_batch_size" in defaults else settings.options
+    return replace(settings, batch_size=batch_size, options=options) == recorded
+
+
+def _with_features_of(
+    run: _ChosenRun, training: Training, operation: _Operation, screen: Screen, workers: Workers
+) -> Training:
     """The same training with the version of the features that the run began with, where that can still be computed."""
     from sluice.experiments.preparing import feature_versions
 
-    settings = training.settings
-    for version in feature_versions(settings)[1:]:
-        if training.has_data_of(path):
+    for version in feature_versions(training.settings)[1:]:
+        if workers.from_first(partial(training.has_data_of, run.path)):
             break
-        training = _training(settings, training.mechanism, operation, screen, features_version=version)
+        training = _training(run.recorded, operation, screen, workers, features_version=version)
     return training
 
 
 def _training(
-    settings: TrainSettings,
-    mechanism: Mechanism | None,
+    recorded: RecordedRun,
     operation: _Operation,
     screen: Screen,
+    workers: Workers,
     *,
     features_version: int | None = None,
+    defaults: frozenset[str] = frozenset(),
 ) -> Training:
+    from sluice.experiments.fitting import fitted
     from sluice.experiments.preparing import feature_versions, prepare
     from sluice.experiments.run import Training
 
+    settings = recorded.settings
     version = feature_versions(settings)[0] if features_version is None else features_version
+    splits = workers.in_turn(lambda: prepare(settings, data_dir=operation.data_dir, features_version=version))
     return Training(
-        settings=settings,
-        splits=prepare(settings, data_dir=operation.data_dir, features_version=version),
-        mechanism=mechanism,
+        settings=fitted(settings, train=splits.train, defaults=defaults),
+        splits=splits,
+        mechanism=recorded.mechanism,
         checkpoint_every=operation.checkpoint_every,
         max_physical_batch_size=operation.max_physical_batch_size,
         report=screen.report,
         report_private=screen.report_private,
     )
+
+
+def _assist(training: Training) -> None:
+    from sluice._base.interrupts import sigterm_as_interrupt
+    from sluice._base.memory import keep_freed_memory
+
+    keep_freed_memory()
+    with sigterm_as_interrupt():
+        training.assist()
 
 
 def _carry_out(training: Training, path: Path, operation: _Operation, screen: Screen, *, is_new: bool) -> TrainResult:

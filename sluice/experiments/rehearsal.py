@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from torch.utils.data import Dataset
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.audit.bounds import clopper_pearson, gaussian_fit
 from sluice.audit.canaries import WHITE_BOX, Canaries, Kind, blank, mislabelled
 from sluice.audit.curves import Claim
-from sluice.audit.guesses import LIKELIHOOD, require_canaries
-from sluice.audit.result import AuditResult, Bound
+from sluice.audit.evidence import Evidence
+from sluice.audit.guesses import require_canaries
+from sluice.audit.trials import Trials
 from sluice.data import DataSplits, Examples
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.update_rule import make_optimizer
@@ -42,6 +43,8 @@ class Rehearsal:
         confidence: of the bounds.
         claimed_epsilon: what is put to the test; None takes what the mechanism's own accountant says.
         report: called after each release with its number.
+        ledger: audit the run's own training records instead of stand-ins: a second release, which spends the mechanism's
+            epsilon once more and is counted in this file, each release before it is made.
     """
 
     settings: TrainSettings
@@ -50,6 +53,7 @@ class Rehearsal:
     confidence: float = 0.95
     claimed_epsilon: float | None = None
     report: Callable[[int], None] = lambda release: None
+    ledger: Path | None = None
 
     def __post_init__(self) -> None:
         validate.open_fraction(confidence=self.confidence)
@@ -58,18 +62,26 @@ class Rehearsal:
                 f"dataset={self.splits.name!r} has no test records, which stand in for the training records. Add some."
             )
 
-    def once(self, *, canaries: int, kind: Kind = "loud") -> AuditResult:
+    def once(self, *, canaries: int, kind: Kind = "loud") -> Evidence:
         """One run with many canaries.
 
         Guarantee:
-            No training record is read. Noise, sampling and coins come from the operating system, whatever the run's seed.
+            No training record is read, unless there is a ledger that says so. Noise, sampling and coins come from the
+            operating system, whatever the run's seed.
         """
         require_canaries(canaries)
         engine = self._engine(self._canaries(canaries, kind))
-        found = self._audited(engine)
+        self._train(engine, self.report)
+        found = engine.auditing.evidence(
+            delta=self.settings.delta,
+            confidence=self.confidence,
+            claimed_epsilon=self.claimed_epsilon,
+            accountant=self.settings.accountant,
+        )
+        engine.close()
         return replace(found, rehearsal=True)
 
-    def repeatedly(self, *, runs: int) -> AuditResult:
+    def repeatedly(self, *, runs: int) -> Trials:
         """Many runs with one loud canary each, which is in by a coin: independent trials of one test.
 
         The first half of the runs chooses the test's threshold, the other half is counted.
@@ -81,63 +93,28 @@ class Rehearsal:
             canaries = Canaries(count=1, kind="loud")
             engine = self._engine(canaries)
             self._train(engine)
-            scores[run], members[run] = engine.auditing.scores()[LIKELIHOOD][0], canaries.members[0]
+            found = engine.auditing.scores()
+            name = next(iter(found))
+            scores[run], members[run] = found[name][0], canaries.members[0]
             engine.close()
             self.report(run + 1)
-        half = runs // 2
-        threshold = _best_threshold(scores[:half], members[:half])
-        said_in, inside = scores[half:] > threshold, members[half:]
-        found = {
-            "hits": int((said_in & inside).sum()),
-            "with_canary": max(1, int(inside.sum())),
-            "alarms": int((said_in & ~inside).sum()),
-            "without": max(1, int((~inside).sum())),
-        }
-        return self._result_of_trials(found, runs=runs)
-
-    def _result_of_trials(self, found: dict[str, int], *, runs: int) -> AuditResult:
-        delta, claim = self.settings.delta, self._claim()
-        perfect = {**found, "hits": found["with_canary"], "alarms": 0}
-        correct = found["hits"] + found["without"] - found["alarms"]
-        bounds = tuple(
-            Bound(
-                method=method,
-                assumption=assumption,
-                lower_bound=bound(**found, delta=delta, confidence=self.confidence),
-                score=LIKELIHOOD,
-                guesses=found["with_canary"] + found["without"],
-                correct=correct,
-                ceiling=bound(**perfect, delta=delta, confidence=self.confidence),
-            )
-            for method, bound, assumption in (
-                ("clopper-pearson", clopper_pearson, ""),
-                ("gaussian-fit", gaussian_fit, "the trade-off curve of the run is that of a Gaussian mechanism"),
-            )
-        )
-        lower = bounds[0].lower_bound
-        return AuditResult(
-            lower_bound=lower,
-            bounds=bounds,
-            delta=delta,
+        return Trials(
+            scores=scores,
+            members=members,
+            choosing=np.arange(runs) < runs // 2,
+            score=name,
+            kind="runs, with one loud canary by a coin",
+            delta=self.settings.delta,
             confidence=self.confidence,
-            canaries=runs,
-            kind="loud, one in each of as many runs",
-            claimed=None if claim is None else claim.epsilon,
-            proved=claim is not None and claim.proved,
-            p_value=None,
-            refuted=claim is not None and lower > claim.epsilon,
-            rehearsal=True,
+            claim=self._claim(),
         )
 
     def _claim(self) -> Claim | None:
         delta = self.settings.delta
         if self.claimed_epsilon is not None:
             return Claim.of_epsilon(self.claimed_epsilon, delta=delta)
-        epsilon = self.mechanism.epsilon_after(
-            self.mechanism.releases, delta=delta, accountant=self.settings.accountant
-        )
-        proved = self.mechanism.provable
-        return replace(Claim.of_epsilon(epsilon, delta=delta), proved=proved) if math.isfinite(epsilon) else None
+        claim = Claim.of_mechanism(self.mechanism, delta=delta, accountant=self.settings.accountant)
+        return claim if math.isfinite(claim.epsilon) else None
 
     def _canaries(self, count: int, kind: Kind) -> Canaries:
         if kind in WHITE_BOX:
@@ -154,16 +131,25 @@ class Rehearsal:
 
     def _engine(self, canaries: Canaries) -> PrivacyEngine:
         settings, splits = self.settings, self.splits
-        stand_ins = max(1, len(splits.train) - canaries.expected)
+        own = len(splits.train)
+        stand_ins = max(1, own - canaries.expected)
+        records: Any = StandIns(splits.test, stand_ins) if self.ledger is None else splits.train
+        count = (stand_ins if self.ledger is None else own) + canaries.expected
         model = create_model(settings.model, splits.test.input_shape, len(splits.classes), settings.activation)
         optimizer, scheduler = make_optimizer(settings, model)
         engine = PrivacyEngine(accountant=settings.accountant)
         engine.make_private_by(
-            _for_records(self.mechanism, stand_ins + canaries.expected, planned=len(splits.train)),
+            _for_records(self.mechanism, count, planned=own),
             module=model,
             optimizer=optimizer,
-            data_loader=StandIns(splits.test, stand_ins),
-            options=TrainingOptions(lr_scheduler=scheduler, max_physical_batch_size=1024, canaries=canaries),
+            data_loader=records,
+            options=TrainingOptions(
+                lr_scheduler=scheduler,
+                max_physical_batch_size=1024,
+                canaries=canaries,
+                ledger=self.ledger,
+                ledger_delta=settings.delta,
+            ),
         )
         return engine
 
@@ -173,10 +159,6 @@ class Rehearsal:
                 report(release)
         except GaveUpError:
             pass  # what was released so far is audited
-
-    def _audited(self, engine: PrivacyEngine) -> AuditResult:
-        self._train(engine, self.report)
-        return engine.audit(delta=self.settings.delta, confidence=self.confidence, claimed_epsilon=self.claimed_epsilon)
 
 
 class StandIns(Dataset[Any]):
@@ -203,14 +185,6 @@ def _for_records(mechanism: Mechanism, records: int, *, planned: int) -> Mechani
     changed: Any = mechanism
     scaled: Mechanism = replace(changed, expected_batch_size=changed.expected_batch_size * records / planned)
     return scaled
-
-
-def _best_threshold(scores: np.ndarray, members: np.ndarray) -> float:
-    """Between two scores, where the best test of these runs has its threshold."""
-    order = np.sort(scores)
-    candidates = (order[1:] + order[:-1]) / 2
-    right = [(scores[members] > each).sum() + (scores[~members] <= each).sum() for each in candidates]
-    return float(candidates[int(np.argmax(right))])
 
 
 __all__ = ["Rehearsal", "StandIns"]

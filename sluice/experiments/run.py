@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save as encode_weights
-from torch import nn
+from torch import Tensor, nn
 
 from sluice._base import validate
 from sluice._base.errors import DataError
@@ -22,12 +21,21 @@ from sluice._base.files import canonical_json, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
 from sluice.audit.canaries import Canaries
 from sluice.audit.files import kept_coins, write_audit
-from sluice.data import DataSplits, Examples, WeightedBagExamples, hold_out
+from sluice.data import DataSplits, Examples
 from sluice.data.fingerprint import fingerprint
-from sluice.experiments.evaluation import accuracy
+from sluice.experiments.encoded import encoded_model
+from sluice.experiments.evaluation import accuracy, accuracy_by_class, remarks
 from sluice.experiments.feature_statements import feature_statements
+from sluice.experiments.fitting import parts
 from sluice.experiments.mean_release import released_mean
-from sluice.experiments.recorded import HELD_OUT, TrainResult, recorded_run, require_untouched, result_of
+from sluice.experiments.recorded import (
+    HELD_OUT,
+    TrainResult,
+    recorded_run,
+    require_untouched,
+    result_of,
+    write_classes,
+)
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.shrinking import shrunk_model
 from sluice.experiments.update_rule import make_optimizer
@@ -43,14 +51,10 @@ from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader
 from sluice.runs.public_files import Evaluation, PublicFiles, publish
 from sluice.runs.trace import TraceFile, TraceRow
+from sluice.training.distributed import join
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
 from sluice.training.selective_release import GaveUpError
-
-_HOLD_OUT_SEED = 0
-
-MODEL = "model"
-"""What `model.safetensors` says beside its weights, under one key as JSON: several would stand in random order."""
 
 FEATURES = "features.safetensors"
 """The public constants of features, so that what is published is a whole model."""
@@ -63,6 +67,16 @@ class Progress:
     release: int
     releases: int
     evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """What worker 0 tells the others when a run begins, or goes on: all that they cannot read or draw themselves."""
+
+    fingerprint: str
+    coins: bytes
+    centre: Tensor | None
+    goes_back: bool
 
 
 class Training:
@@ -97,7 +111,6 @@ class Training:
         if checkpoint_every is not None:
             validate.positive_integer(checkpoint_every=checkpoint_every)
         validate.positive_integer(max_physical_batch_size=max_physical_batch_size)
-        self.settings = settings
         self._report = report
         self._report_private = report_private
         self._observe_attempt = observe_attempt
@@ -106,9 +119,10 @@ class Training:
         self._train: Examples = splits.train
         self._held_out: Examples | None = None
         if settings.hold_out:
-            self._train, self._held_out = hold_out(splits.train, settings.hold_out, seed=_HOLD_OUT_SEED)
+            self._train, self._held_out = parts(splits.train, settings)
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
+        self.settings = settings
         self._test: Examples = splits.test
         self._classes = splits.classes
         self._features: RowFeatures | None = None
@@ -124,6 +138,8 @@ class Training:
         failure = delta_problem(settings.delta, records=len(self._train)) if self.mechanism.provable else None
         self._notes: list[str] = [failure] if failure else []
         self._latest: Evaluation | None = None
+        self._workers = join()
+        self._centre: Tensor | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -138,7 +154,7 @@ class Training:
             what the ledger says.
         """
         with RunFolder.create(path, config=self.settings.to_dict()) as folder:
-            folder.check_data(fingerprint(self._train))
+            self._check_data(folder)
             self._canaries = _canaries(folder, self.settings)
             return self._begin(folder)
 
@@ -151,7 +167,7 @@ class Training:
         """
         with RunFolder.open(path) as folder:
             self._require_same_settings(folder)
-            folder.check_data(fingerprint(self._train))
+            self._check_data(folder)
             self._canaries = _canaries(folder, self.settings)
             if not folder.ledger_path.exists():
                 require_untouched(folder)
@@ -167,15 +183,41 @@ class Training:
                 self._go_back(folder, ledger)
                 return self._run(folder, ledger)
 
+    def assist(self) -> None:
+        """Take part in a run as any worker but the first, which calls `start` or `resume` and alone has the folder.
+
+        Guarantee:
+            Nothing is written, and no release is applied before worker 0 has it on disk.
+        """
+        opening: _Opening = self._workers.from_first(_only_at_first)
+        if opening.fingerprint != fingerprint(self._train):
+            raise DataError(
+                f"the training data of worker {self._workers.rank} is not that of worker 0: all must read the same records in "
+                "the same order."
+            )
+        if self.settings.canaries is not None:
+            self._canaries = replace(Canaries(count=self.settings.canaries), coins=opening.coins)
+        self._present(opening.centre)
+        self._make_private(lambda number: None)
+        if opening.goes_back:
+            self.engine.load(Path())  # the state of worker 0
+        with suppress(GaveUpError):
+            for _ in self.engine.releases(F.cross_entropy):
+                pass
+
     def has_data_of(self, path: Path) -> bool:
         """Whether a run began with the very records, and features, that are given here."""
         return RunFolder.look(path).began_with(fingerprint(self._train))
+
+    def _check_data(self, folder: RunFolder) -> None:
+        self._fingerprint = fingerprint(self._train)  # of the records as they were given
+        folder.check_data(self._fingerprint)
 
     def _go_back(self, folder: RunFolder, ledger: Ledger) -> None:
         """Continue from the newest state that was kept."""
         repeats = self.settings.seed is not None
         self._present_rows(folder, ledger)
-        self._set_up(lambda number: log_release(number))
+        self._set_up(lambda number: log_release(number), goes_back=True)
         note = self.engine.load(
             folder.checkpoints, config_hash=folder.config_hash, spent=0 if repeats else ledger.spent
         )
@@ -188,17 +230,20 @@ class Training:
     def _present_rows(self, folder: RunFolder, ledger: Ledger) -> None:
         """Show the model rows of features less their mean, which is released first, once for the whole run."""
         train = self._train
-        if not isinstance(train, RowExamples):
-            return
-        centre = None
-        if self.settings.mean_noise is not None:
-            centre = released_mean(
+        if isinstance(train, RowExamples) and self.settings.mean_noise is not None:
+            self._centre = released_mean(
                 train.inputs,
                 noise_multiplier=self.settings.mean_noise,
                 seed=self.settings.seed,
                 folder=folder,
                 ledger=ledger,
             )
+        self._present(self._centre)
+
+    def _present(self, centre: Tensor | None) -> None:
+        train = self._train
+        if not isinstance(train, RowExamples):
+            return
         self._train = train.presented(centre)
         if isinstance(self._test, RowExamples):
             self._test = self._test.presented(centre)
@@ -220,7 +265,7 @@ class Training:
 
     def _from_the_start(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
         self._present_rows(folder, ledger)
-        self._set_up(ledger.append_release)
+        self._set_up(ledger.append_release, goes_back=False)
         return self._run(folder, ledger)
 
     def _require_same_settings(self, folder: RunFolder) -> None:
@@ -239,7 +284,17 @@ class Training:
                 f"{folder.ledger_path} is the ledger of another mechanism than the one given: resume with that of the ledger."
             )
 
-    def _set_up(self, log_release: Callable[[int], None]) -> None:
+    def _set_up(self, log_release: Callable[[int], None], *, goes_back: bool) -> None:
+        opening = _Opening(
+            fingerprint=self._fingerprint,
+            coins=b"" if self._canaries is None else self._canaries.coins,
+            centre=self._centre,
+            goes_back=goes_back,
+        )
+        self._workers.from_first(lambda: opening)
+        self._make_private(log_release)
+
+    def _make_private(self, log_release: Callable[[int], None]) -> None:
         def before_release(number: int) -> None:
             self._interrupt.hold()
             log_release(number)
@@ -280,15 +335,17 @@ class Training:
             self._interrupt.let_go()
         keeper.finish()
         self._evaluate(publication)
+        self._look_at_classes(folder)
         self._keep_held_out_accuracy(folder)
         publish(folder, FEATURE_STATEMENTS, canonical_json(feature_statements(self.settings)) + b"\n", ledger)
         if self._features is not None:
             content = encode_weights(self._features.tensors(), self._features.metadata())
             publish(folder, FEATURES, content, ledger)
         with self._published_model() as model:
-            publication.publish_model(self._encoded(model), ledger)
+            publication.publish_model(encoded_model(model, self._train, self._classes), ledger)
         if self._canaries is not None:
-            write_audit(folder, self.engine.audit(delta=self.settings.delta))
+            found = self.engine.auditing.evidence(delta=self.settings.delta, accountant=self.engine.accountant)
+            write_audit(folder, found)
         publication.publish_certificate()
         return result_of(folder, notes=tuple(self._notes))
 
@@ -327,25 +384,21 @@ class Training:
             publication.add(self._latest)
         return self._latest
 
+    def _look_at_classes(self, folder: RunFolder) -> None:
+        """Publish accuracy by class, on test records, and remark on what accuracy alone would hide."""
+        if self._held_out is not None:
+            return
+        with self._published_model() as model:
+            found = accuracy_by_class(model, self._test, self._classes)
+        write_classes(folder, found)
+        self._notes += remarks(found)
+
     def _keep_held_out_accuracy(self, folder: RunFolder) -> None:
         if self._held_out is None:
             return
         with self._published_model() as model:
             found = {"held_out_accuracy": accuracy(model, self._held_out)}
         write_atomically(folder.private / HELD_OUT, canonical_json(found) + b"\n", public=False)
-
-    def _encoded(self, model: nn.Module) -> bytes:
-        """The weights as safetensors, with what is needed to make the model again."""
-        return encode_weights(
-            {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()},
-            metadata={MODEL: json.dumps(self._described())},
-        )
-
-    def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"classes": self._classes, "input_shape": self._train.input_shape}
-        if isinstance(self._train, WeightedBagExamples):
-            described["function_words"] = self._train.function_words
-        return described
 
     @contextmanager
     def _published_model(self) -> Iterator[nn.Module]:
@@ -358,6 +411,10 @@ class Training:
             return
         with self.engine.averaged() as averaged:
             yield averaged
+
+
+def _only_at_first() -> Any:
+    raise AssertionError("worker 0 was asked to assist")
 
 
 def _canaries(folder: RunFolder, settings: TrainSettings) -> Canaries | None:
@@ -379,4 +436,4 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-__all__ = ["FEATURES", "MODEL", "Progress", "TrainResult", "Training", "accuracy", "recorded_run"]
+__all__ = ["FEATURES", "Progress", "TrainResult", "Training", "accuracy", "recorded_run"]

@@ -64,8 +64,14 @@ class TrainSettings:
     optimizer: str = _setting("sgd", OPTIMISATION, "What applies releases", choices=("sgd", "adam", "adamw"))
     lr: float = _setting(0.5, OPTIMISATION, "Learning rate.")
     momentum: float = _setting(0.9, OPTIMISATION, "Of sgd.")
+    weight_decay: float | None = _setting(
+        None, OPTIMISATION, "Of the optimizer; if not given, what PyTorch does by default.", **codec.ADDED_IF_GIVEN
+    )
     lr_schedule: str = _setting(
-        "constant", OPTIMISATION, "Learning rate over the releases", choices=("constant", "linear", "cosine")
+        "constant",
+        OPTIMISATION,
+        "Learning rate over the releases (step: a tenth in the second half)",
+        choices=("constant", "linear", "cosine", "step"),
     )
     max_grad_norm: float = _setting(1.0, GATE, "Maximum norm of a record's weighted gradient [C].")
     scaling: str = _setting("global", GATE, "From gradient norms to weights", choices=("clip", "global", "normalise"))
@@ -161,6 +167,8 @@ class TrainSettings:
                 validate.positive(**{name: getattr(self, name)})
         if self.reference_noise is not None:
             validate.positive_or_infinite(reference_noise=self.reference_noise)
+        if self.weight_decay is not None:
+            validate.non_negative(weight_decay=self.weight_decay)
         if self.max_attempts is not None:
             validate.positive_integer(max_attempts=self.max_attempts)
         if self.classes is not None:
@@ -199,15 +207,15 @@ class TrainSettings:
                 f"tempering={self.tempering} is not allowed for method={self.method!r}: only methods that sample each record "
                 "alike have it. Leave it out."
             )
-        if self.chosen_gate == "thinning" and self.batch_size == 0:
+        if self.batch_size == 0 and (self.chosen_gate == "thinning" or self.tempering is not None):
             raise InputError(
-                "batch_size=0 is not allowed with gate='thinning': odds of being in every batch stay what they are, and nobody "
-                "would be left out. Give a batch size below the number of records."
+                "batch_size=0 is not allowed with gate='thinning' or tempering: odds of being in every batch stay what they are, "
+                "and nobody would be left out. Give a batch size below the number of records."
             )
         if self.shrinkage is not None and not self.noise_of_weights_is_known:
             raise InputError(
                 f"shrinkage={self.shrinkage} is not allowed here: the noise in each weight is only known for softmax and "
-                "weighted-words with sgd, a constant learning rate, no average, and methods that sample each record alike."
+                "weighted-words with sgd, a constant learning rate, no average or weight decay, and methods that sample each record alike."
             )
         object.__setattr__(self, "options", asdict(self.own_options))
 
@@ -228,7 +236,7 @@ class TrainSettings:
         """Whether the noise that training leaves in each weight is one public number."""
         return (
             self.model in ("softmax", "weighted-words")
-            and (self.optimizer, self.lr_schedule, self.ema_decay) == ("sgd", "constant", 0.0)
+            and (self.optimizer, self.lr_schedule, self.ema_decay, self.weight_decay) == ("sgd", "constant", 0.0, None)
             and method_of(self.method).is_selective
         )
 
@@ -302,7 +310,7 @@ def settings_from(
     Unknown keys are refused, and so are overrides that would have no effect. A model brings the features that it is
     made for, and features the model, unless both are given.
     """
-    chosen = dict(_read(file)) if file is not None else {}
+    chosen = dict(settings_in(file)) if file is not None else {}
     chosen.update(overrides)
     _require_known(chosen)
     kinds = get_type_hints(TrainSettings)
@@ -401,7 +409,7 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
     return useless
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def settings_in(file: Path) -> Mapping[str, Any]:
     try:
         text = file.read_text("utf-8")
     except FileNotFoundError:

@@ -13,22 +13,31 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 if TYPE_CHECKING:
     from sluice.experiments.settings import TrainSettings
 
+#: PyTorch's own.
+_ADAMW_DECAY = 0.01
+
 Kind = TypeVar("Kind", bound=Optimizer)
 
 
 def make_optimizer(settings: TrainSettings, model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
     """What applies releases to the model's weights; schedules advance with each release."""
-    parameters = model.parameters()
+    parameters, lr, decay = model.parameters(), settings.lr, settings.weight_decay
     if settings.optimizer == "sgd":
-        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(parameters, lr=settings.lr, momentum=settings.momentum)
+        optimizer: Optimizer = _uncompiled(torch.optim.SGD)(
+            parameters, lr=lr, momentum=settings.momentum, weight_decay=decay or 0.0
+        )
     elif settings.optimizer == "adam":
-        optimizer = _uncompiled(torch.optim.Adam)(parameters, lr=settings.lr)
+        optimizer = _uncompiled(torch.optim.Adam)(parameters, lr=lr, weight_decay=decay or 0.0)
     else:
-        optimizer = _uncompiled(torch.optim.AdamW)(parameters, lr=settings.lr)
+        optimizer = _uncompiled(torch.optim.AdamW)(
+            parameters, lr=lr, weight_decay=_ADAMW_DECAY if decay is None else decay
+        )
     if settings.lr_schedule == "constant":
         return optimizer, None
     if settings.lr_schedule == "linear":
         return optimizer, LambdaLR(optimizer, lambda step: max(0.0, 1 - step / settings.releases))
+    if settings.lr_schedule == "step":
+        return optimizer, LambdaLR(optimizer, lambda step: 1.0 if 2 * step < settings.releases else 0.1)
     return optimizer, CosineAnnealingLR(optimizer, settings.releases)
 
 

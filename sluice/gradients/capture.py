@@ -8,7 +8,7 @@ it ends, also by an exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,17 +171,24 @@ class Watch:
     Args:
         units: the modules that have parameters to be recorded.
         names: trainable parameters to their names.
+        parts: what a sharded model has of them outside a forward pass; whether it requires grad goes over to the whole.
 
     Attributes:
         layout: what `sluice.gradients.probe.layout` found for the forward passes that come next.
     """
 
     def __init__(
-        self, units: Mapping[nn.Module, Unit], *, names: Mapping[Tensor, str], options: GradientOptions
+        self,
+        units: Mapping[nn.Module, Unit],
+        *,
+        names: Mapping[Tensor, str],
+        options: GradientOptions,
+        parts: Sequence[Tensor] = (),
     ) -> None:
         self.layout = Layout(axes={}, outputs=(), bytes_per_sample=0)
         self._units = units
         self._names = names
+        self._parts = parts
         self._options = options
         self._workspace = Workspace()
         self._recording: Recording | None = None
@@ -221,7 +228,8 @@ class Watch:
         replaced = [unit for unit in self._units.values() if unit.rule.replaces_forward]
         for unit in replaced:
             unit.module.__dict__["forward"] = partial(self._replacement, unit)
-        for parameter in recording.parameters:
+        frozen = (*recording.parameters, *self._parts)
+        for parameter in frozen:
             parameter.requires_grad_(False)
         if self.layout.events:
             handles.append(register_module_forward_pre_hook(self._before_forward))
@@ -229,7 +237,7 @@ class Watch:
 
         def end(*, hooks_stay: bool = False) -> None:
             surroundings.close()
-            for parameter in recording.parameters:
+            for parameter in frozen:
                 parameter.requires_grad_(True)
             for unit in replaced:
                 unit.module.__dict__.pop("forward", None)

@@ -18,6 +18,7 @@ from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
+from sluice.gradients.sharding import gathered, is_sharded
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_complex, refuse_mixing
 from sluice.gradients.vmap import VmapRule
@@ -59,12 +60,15 @@ class PerSampleGradients:
         refuse_mixing(module)
         refuse_complex(module)
         accept_compiled(module)
-        self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        with gathered(module):
+            self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
         if not self._names:
             raise InputError("The module has no trainable parameter: set requires_grad on those to be trained.")
         self._parameters: frozenset[Tensor] = frozenset(self._names)
-        self._units = plan(module, options=self.options, fallback=VmapRule())
-        self._watch = Watch(self._units, names=self._names, options=self.options)
+        with gathered(module):
+            self._units = plan(module, options=self.options, fallback=VmapRule())
+        parts = [p for p in module.parameters() if p.requires_grad and is_sharded(p)]
+        self._watch = Watch(self._units, names=self._names, options=self.options, parts=parts)
         self._preparation = Preparation(
             module, units=self._units, watch=self._watch, names=self._names, options=self.options
         )
@@ -111,6 +115,16 @@ class PerSampleGradients:
             part = take((x, y), slice(start, stop if samples is None else start + rows))
             part_x, part_y = padded(part, rows) if fixed else part
             yield self._run(self.arranged(part_x), part_y, loss, samples=slice(start, stop), keep=not norms_only)
+
+    def idle_chunk(self, x: Any, y: Any, loss: Loss) -> Chunk:
+        """A chunk without samples: rows like these go through the model, as with other workers, and count for nothing."""
+        self.prepare(x)
+        x, y = padded(take((x, y), slice(0, 1)), self._chunk_size)
+        return self._run(self.arranged(x), y, loss, samples=slice(0, 0), keep=True)
+
+    def refuse_other_batches(self) -> None:
+        """Refuse batches of another kind than those that were seen so far, whose preparation would go through the model."""
+        self._preparation.is_complete = True
 
     def norms(self, x: Any, y: Any, loss: Loss) -> Tensor:
         """Gradient norm of each sample of the batch. An empty batch has none."""

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.rules import Rule, rule_for
+from sluice.gradients.sharding import of_fsdp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ def plan(model: nn.Module, *, options: GradientOptions, fallback: Rule) -> dict[
 
 def _computes_weights(module: nn.Module) -> bool:
     # Parametrized weights and forward pre-hooks (the older weight_norm) compute what the module uses as its weight.
-    return parametrize.is_parametrized(module) or bool(module._forward_pre_hooks)
+    hooks = [hook for hook in module._forward_pre_hooks.values() if not of_fsdp(hook)]
+    return parametrize.is_parametrized(module) or bool(hooks)
 
 
 def outside(model: nn.Module, units: Mapping[nn.Module, Unit]) -> frozenset[str]:

@@ -58,6 +58,9 @@ class Preparation:
         units: what is recorded by a rule; modules whose parameters cannot be followed are added to it.
         watch: is given the `Layout` before each forward pass.
 
+    Attributes:
+        is_complete: whether batches of a kind that has not been seen are refused.
+
     Guarantee:
         Whether a model or a loss is accepted depends on a batch's structure, types and shapes (but not on its size), on
         training modes and on the parameters' present values, never on the batch's values.
@@ -79,6 +82,7 @@ class Preparation:
         self._subject = Subject(model=module, watch=watch, units=units, names=names, kept_bytes=options.kept_bytes)
         self._has_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._prepared: dict[Any, Prepared] = {}
+        self.is_complete = False
         self._checks: Counter[Any] = Counter()
         self._losses: list[tuple[Loss, Any]] = []
         self._rows: set[Any] = set()
@@ -88,6 +92,12 @@ class Preparation:
         modes = tuple(module.training for module in self._module.modules())
         key = (modes, None if self._options.example is not None else signature(x))
         found = self._prepared.get(key)
+        if found is None and self.is_complete:
+            raise InputError(
+                "records of another shape or type, or a model in another training mode, than at the start are not allowed "
+                "here: finding out about them takes passes through the model that other workers would not make. Give all "
+                "records one shape (pad them)."
+            )
         if found is None:
             # Remembered only once it has passed, so that a model that was refused is refused again.
             found = self._prepared[key] = self._found_out(x, kind=(modes, form(x)))

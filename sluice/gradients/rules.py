@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from sluice.gradients.contributions import Contribution, Tap
 from sluice.gradients.options import GradientOptions
+from sluice.gradients.sharding import of_fsdp
 from sluice.gradients.workspace import Lender, Workspace
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ def _inherited(kind: type[nn.Module]) -> Rule | None:
     """The rule of the nearest base class that has one, if all attributes on the way there are harmless or new."""
     changed: set[str] = set()
     for base in kind.__mro__:
+        if of_fsdp(base):
+            continue
         if base in _RULES:
             overridden = changed & {*dir(base), "weight", "bias"}
             return None if overridden - _HARMLESS else _RULES[base]

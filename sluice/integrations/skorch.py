@@ -41,8 +41,9 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     def initialize(self) -> Any:
-        if getattr(self, "privacy_engine_", None) is not None:
-            self.privacy_engine_.close()  # the last fit's, with the lock of its ledger
+        last: PrivacyEngine | None = getattr(self, "privacy_engine_", None)
+        if last is not None:
+            last.close()  # with the lock of its ledger
         self.privacy_engine_: PrivacyEngine | None = None
         return super().initialize()
 

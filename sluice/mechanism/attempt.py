@@ -92,7 +92,11 @@ class Attempt:
 
     def add(self, norms: Tensor) -> bool:
         """Measure more records of the batch, by their gradient norms; false once acceptance is ruled out."""
-        return self.add_metric(float(self._measure(norms).sum()))
+        return self.add_metric(self.raw_metric_of(norms))
+
+    def raw_metric_of(self, norms: Tensor) -> float:
+        """What records with these gradient norms add to the metric."""
+        return float(self._measure(norms).sum())
 
     def add_metric(self, raw_metric: float) -> bool:
         """Add a sum of measured records, for instance one that was reduced over workers."""

@@ -14,6 +14,7 @@ from sluice.accounting.calibration import Calibration, calibrate
 from sluice.accounting.gate_calibration import REFERENCE_RATIO
 from sluice.accounting.plan_curves import as_svg, plan_curves
 from sluice.accounting.privacy_report import PrivacyReport, privacy_report
+from sluice.mechanism.delta import delta_problem
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.rates import exact_sample_rate
 
@@ -185,12 +186,8 @@ def _figures(
 
 
 def _warnings(question: Question, report: PrivacyReport) -> list[str]:
-    warnings = []
-    if question.delta * question.dataset_size >= 1:
-        warnings.append(
-            f"delta = {question.delta:g} is not below 1 / N = {1 / question.dataset_size:.2g}: publishing one record as it is "
-            "would be allowed. Choose a smaller delta."
-        )
+    problem = delta_problem(question.delta, records=question.dataset_size)
+    warnings = [problem] if problem else []
     if report.pld > 10:
         warnings.append("An epsilon above 10 promises little on paper.")
     return warnings

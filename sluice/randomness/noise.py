@@ -191,6 +191,7 @@ def noisy_sum(
     sensitivity: float,
     noise: NoiseSource,
     sum_error: float = 0.0,
+    part_of: int | None = None,
 ) -> list[Tensor]:
     """Turn a sum over records into a Gaussian release, in place: the raw values are overwritten.
 
@@ -205,6 +206,7 @@ def noisy_sum(
         noise: the source.
         sum_error: a bound, 2-norm, on the difference between ``raw_sum`` and the exact sum of the records'
             contributions, where one is known. It must be public and hold for every batch.
+        part_of: how many entries the whole vector has, where others add noise to the rest of it. None if this is all.
 
     Guarantee:
         The result is post-processing of the Gaussian mechanism with noise multiplier ``noise_multiplier`` on
@@ -229,7 +231,10 @@ def noisy_sum(
             "is not finite must be set to zero before it is added; lower the learning rate if all of them are."
         )
     step, std = release_grid(
-        noise_multiplier=noise_multiplier, sensitivity=sensitivity, entries=entries.count, sum_error=sum_error
+        noise_multiplier=noise_multiplier,
+        sensitivity=sensitivity,
+        entries=entries.count if part_of is None else part_of,
+        sum_error=sum_error,
     )
     noise.add_rounded_normal(entries, scale=std / step, step=step)
     with torch.no_grad():

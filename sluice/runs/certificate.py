@@ -14,11 +14,12 @@ from typing import Any
 
 from sluice._base.errors import DataError
 from sluice._base.files import parse_json, read_bytes, write_atomically
+from sluice._base.rounding import rounded_up
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import delta_problem, records_of
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger
-from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
+from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
 
 FORMAT = 1
 
@@ -150,11 +151,12 @@ def write_certificate(folder: RunFolder) -> dict[str, Any]:
     certificate = _certificate(folder, contents)
     plot = epsilon_plot(contents)
     audit = audit_of(folder, contents)
+    spent_again = spent_on_audit(folder, contents)
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
-        "certificate.md": markdown_page(certificate, audit=audit).encode("utf-8"),
-        "certificate.html": html_page(certificate, plot=plot, audit=audit).encode("utf-8"),
+        "certificate.md": markdown_page(certificate, audit=audit, spent_again=spent_again).encode("utf-8"),
+        "certificate.html": html_page(certificate, plot=plot, audit=audit, spent_again=spent_again).encode("utf-8"),
         "epsilon.svg": plot.encode("utf-8"),
         "certificate.json": text.encode("ascii"),
     }
@@ -170,6 +172,18 @@ def audit_of(folder: RunFolder, contents: LedgerContents) -> dict[str, Any] | No
         return None
     audit = parse_json(read_bytes(folder.audit_path), what=str(folder.audit_path))
     return audit if isinstance(audit, dict) and audit.get("ledger_head") == contents.head else None
+
+
+def spent_on_audit(folder: RunFolder, contents: LedgerContents) -> str | None:
+    """What an audit on the run's own records has spent beside the run; None where there was none."""
+    path = folder.audit_ledger_path
+    if not path.exists():
+        return None
+    both = joint_spending([contents, read_ledger(path)], delta=contents.header.delta)
+    together = "nothing is proved for both together"
+    if both.epsilon is not None:
+        together = f"both together have epsilon = {rounded_up(both.epsilon)} at delta = {both.delta:g}"
+    return f"The records of this run were used a second time, for an audit ({path.name}): {together}."
 
 
 def read_certificate(folder: RunFolder) -> dict[str, Any]:

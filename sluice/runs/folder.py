@@ -148,6 +148,15 @@ class RunFolder(Closing):
         return self.public / "audit.json"
 
     @property
+    def audit_page_path(self) -> Path:
+        return self.public / "audit.html"
+
+    @property
+    def audit_ledger_path(self) -> Path:
+        """The releases of an audit that used the run's own records a second time."""
+        return self.public / "audit-ledger.jsonl"
+
+    @property
     def coins_path(self) -> Path:
         return self.private / "canaries.bin"
 

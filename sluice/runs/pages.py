@@ -58,10 +58,12 @@ def sections(certificate: Mapping[str, Any], audit: Mapping[str, Any] | None = N
     ]
 
 
-def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> str:
+def markdown_page(
+    certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None, spent_again: str | None = None
+) -> str:
     """The page in Markdown, with the plot as ``epsilon.svg`` beside it."""
     parts = [f"# {TITLE}", f"**{_markdown(headline(certificate))}**"]
-    parts += [f"> **{_markdown(warning)}**" for warning in certificate["warnings"]]
+    parts += [f"> **{_markdown(warning)}**" for warning in _warnings(certificate, spent_again)]
     for section in sections(certificate, audit):
         parts.append(f"## {section.title}")
         parts += [_markdown(paragraph) for paragraph in section.paragraphs]
@@ -75,28 +77,46 @@ def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | 
     return "\n\n".join(parts) + "\n"
 
 
-def html_page(certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None) -> str:
+def html_page(
+    certificate: Mapping[str, Any],
+    *,
+    plot: str,
+    audit: Mapping[str, Any] | None = None,
+    spent_again: str | None = None,
+) -> str:
     """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
     top = f'<h1>{TITLE}</h1>\n<p class="headline">{escape(headline(certificate))}</p>'
-    return document(TITLE, f"{top}\n{html_sections(certificate, plot=plot, audit=audit)}")
+    return document(TITLE, f"{top}\n{html_sections(certificate, plot=plot, audit=audit, spent_again=spent_again)}")
 
 
 def html_sections(
-    certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None, level: int = 2
+    certificate: Mapping[str, Any],
+    *,
+    plot: str,
+    audit: Mapping[str, Any] | None = None,
+    spent_again: str | None = None,
+    level: int = 2,
 ) -> str:
     """Warnings and sections of the page, under headings of this level."""
-    body = [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
+    body = [f'<p class="warning">{escape(warning)}</p>' for warning in _warnings(certificate, spent_again)]
     for section in sections(certificate, audit):
-        body.append(f"<section><h{level}>{escape(section.title)}</h{level}>")
-        body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
-        if section.rows:
-            body.append(named_values(section.rows))
-        if section.items:
-            body.append(bullets(section.items))
-        if section.plot:
-            body.append(figure(plot, label="Epsilon over released updates"))
-        body.append("</section>")
+        plots = {"Epsilon over released updates": plot} if section.plot else {}
+        body.append(html_section(section, plots=plots, level=level))
     return "\n".join(body)
+
+
+def _warnings(certificate: Mapping[str, Any], spent_again: str | None) -> list[str]:
+    return [*certificate["warnings"], *([spent_again] if spent_again else [])]
+
+
+def html_section(section: Section, *, plots: Mapping[str, str], level: int = 2) -> str:
+    """A section with SVG plots, by what they show, inside."""
+    body = [f"<section><h{level}>{escape(section.title)}</h{level}>"]
+    body += [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
+    body += [named_values(section.rows)] if section.rows else []
+    body += [bullets(section.items)] if section.items else []
+    body += [figure(plot, label=shows) for shows, plot in plots.items()]
+    return "\n".join([*body, "</section>"])
 
 
 def _meaning(certificate: Mapping[str, Any]) -> Section:
@@ -200,7 +220,7 @@ def _mechanism(certificate: Mapping[str, Any]) -> Section:
 def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
     if audit is None:
         return []
-    where = "a rehearsal of this run on stand-in records" if audit["result"]["rehearsal"] else "this run itself"
+    where = "a rehearsal of this run" if audit["result"]["rehearsal"] else "this run itself"
     return [
         Section(
             title="How it was audited",
@@ -210,6 +230,7 @@ def _audit(audit: Mapping[str, Any] | None) -> list[Section]:
                 "guarantee above is.",
             ),
             rows=tuple((str(name), str(value)) for name, value in audit["summary"]),
+            items=tuple(str(note) for note in audit["result"]["notes"]),
         )
     ]
 
@@ -236,10 +257,19 @@ def _flat(name: str, description: Any) -> list[Row]:
     """One row for a described part: its kind first, then its settings."""
     if not isinstance(description, Mapping):
         return [(name, _plain(description))]
-    settings = {key: value for key, value in description.items() if key not in ("rule", "gate")}
-    kind = description.get("rule") or description.get("gate")
-    listed = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in settings.items())
-    return [(name, f"{kind}: {listed}" if listed else str(kind))]
+    return [(name, _described(description))]
+
+
+def _described(description: Mapping[str, Any]) -> str:
+    """A part by its kind and its settings, parts of its own in brackets."""
+    tag = next((key for key in ("rule", "gate") if isinstance(description.get(key), str)), "")
+    listed = ", ".join(
+        f"{key.replace('_', ' ')} {f'({_described(value)})' if isinstance(value, Mapping) else _plain(value)}"
+        for key, value in description.items()
+        if key != tag
+    )
+    kind = description.get(tag)
+    return f"{kind}: {listed}" if listed else str(kind)
 
 
 def _title(name: str) -> str:

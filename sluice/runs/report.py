@@ -14,7 +14,7 @@ from typing import Any
 from sluice._base.html_page import document, figure, wide_table
 from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, LinePlot
 from sluice._base.rounding import rounded_up
-from sluice.runs.certificate import audit_of, build_certificate
+from sluice.runs.certificate import audit_of, build_certificate, spent_on_audit
 from sluice.runs.epsilon_plot import epsilon_plot
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents
@@ -50,6 +50,7 @@ class _Reported:
     contents: LedgerContents | None
     certificate: Mapping[str, Any] | None
     audit: Mapping[str, Any] | None
+    spent_again: str | None
     evaluations: Sequence[Evaluation]
 
     @property
@@ -95,6 +96,7 @@ def _read(path: Path, name: str, verification: Verification) -> _Reported:
         contents=contents,
         certificate=None if contents is None else build_certificate(folder),
         audit=None if contents is None else audit_of(folder, contents),
+        spent_again=None if contents is None else spent_on_audit(folder, contents),
         evaluations=read_evaluations(folder),
     )
 
@@ -235,5 +237,7 @@ def _article(run: _Reported) -> str:
     else:
         said = f'<p class="headline">{escape(headline(run.certificate))}</p>'
         plot = epsilon_plot(run.contents)
-        content = said + html_sections(run.certificate, plot=plot, audit=run.audit, level=3)
+        content = said + html_sections(
+            run.certificate, plot=plot, audit=run.audit, spent_again=run.spent_again, level=3
+        )
     return f'<article id="{run.anchor}">\n<h2>{escape(run.name)}</h2>\n{content}\n</article>'

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from sluice._base.errors import InputError
 from sluice.audit.canaries import Attached, Canaries, WithCanaries, canary_norm, with_canaries
 from sluice.audit.curves import Claim
+from sluice.audit.evidence import Evidence
 from sluice.audit.guesses import LOSS, Channel, plan_guesses
-from sluice.audit.result import AuditResult
-from sluice.audit.scores import Observations, audit_scores
+from sluice.audit.scores import Observations
+from sluice.gradients.sharding import is_sharded
 from sluice.mechanism.base import Mechanism
 from sluice.training.context import Loss, evaluating
 
@@ -55,6 +56,10 @@ class Auditing:
         self.observations: Observations | None = None
         if canaries is None:
             return
+        if any(map(is_sharded, module.parameters())):
+            raise InputError(
+                "canaries are not allowed in a sharded model: audit a module that is whole on every worker."
+            )
         if not canaries.is_white_box:
             self._before = copy.deepcopy(module)
             return
@@ -92,19 +97,22 @@ class Auditing:
         own = released["canary.weight"].detach().double().cpu().numpy()[:-1, 0]
         self.observations.add(own / unit)
 
-    def result(self, *, delta: float, confidence: float, claimed_epsilon: float | None, accountant: str) -> AuditResult:
-        """What the canaries show so far."""
+    def evidence(
+        self, *, delta: float, accountant: str, confidence: float = 0.95, claimed_epsilon: float | None = None
+    ) -> Evidence:
+        """What the canaries show so far, and what was fixed before."""
         canaries = self.canaries
         claim = self._claim(delta, claimed_epsilon, accountant)
         scores = self.scores()
         channel = None if self.observations is None else self.observations.channel
         if channel is None:
             channel = Channel.of_epsilon(1.0 if claim is None else claim.epsilon, delta=delta)
-        plan = plan_guesses(channel, canaries=canaries.count, scores=tuple(scores), delta=delta, confidence=confidence)
-        return audit_scores(
-            scores,
-            canaries.members,
-            plan=plan,
+        return Evidence(
+            scores=scores,
+            members=canaries.members,
+            plan=plan_guesses(
+                channel, canaries=canaries.count, scores=tuple(scores), delta=delta, confidence=confidence
+            ),
             delta=delta,
             claim=claim,
             kind=canaries.kind,
@@ -114,6 +122,11 @@ class Auditing:
     def _claim(self, delta: float, claimed_epsilon: float | None, accountant: str) -> Claim | None:
         if claimed_epsilon is not None:
             return Claim.of_epsilon(claimed_epsilon, delta=delta)
+        if self._mechanism.stages is not None:
+            raise InputError(
+                "claimed_epsilon=None is not allowed for a run without a planned end: say what is put to the test, such as "
+                "claimed_epsilon=engine.get_certified_epsilon(delta)."
+            )
         claim = Claim.of_mechanism(self._mechanism, delta=delta, accountant=accountant)
         return claim if math.isfinite(claim.epsilon) else None
 

@@ -15,7 +15,6 @@ from sluice.gradients import Chunk
 from sluice.mechanism.clipped_release import ClippedRelease
 from sluice.mechanism.clipping import COUNT_GRID, COUNT_RAMP, FlatClipping, LayerClipping, QuantileClipping, count_error
 from sluice.mechanism.scaling import Clip
-from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
 from sluice.training.executor import Draft, PiecewiseExecutor
@@ -33,7 +32,7 @@ class ClippedBatch:
 
     turn: int
     sensitivity: float
-    raw_sum: dict[str, Tensor]
+    raw_sum: RawSum
     raw_count: float
 
 
@@ -60,6 +59,8 @@ class ClippedReleaseExecutor(PiecewiseExecutor[ClippedBatch]):
         that; and where a bound is moved, a count to which one record adds at most 1/2, with noise ``count_noise``. Divisors
         are public. (docs/accounting.md, sections 12.2 to 12.4)
     """
+
+    takes_workers = True
 
     def __init__(self, mechanism: ClippedRelease, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
@@ -101,7 +102,9 @@ class ClippedReleaseExecutor(PiecewiseExecutor[ClippedBatch]):
         self._begin()
         return self._sampler.sample()
 
-    def absorb(self, chunk: Chunk) -> bool:
+    def absorb(self, chunk: Chunk | None) -> bool:
+        if chunk is None:
+            return True
         self._measured += len(chunk)
         self._raw_sum.add(chunk, self._weights(chunk))
         if isinstance(self.mechanism.clipping, QuantileClipping):
@@ -114,14 +117,12 @@ class ClippedReleaseExecutor(PiecewiseExecutor[ClippedBatch]):
 
     def publish(self, content: ClippedBatch) -> dict[str, Any]:
         mechanism, expected = self.mechanism, self.mechanism.expected_batch_size
-        noisy_sum(
-            list(content.raw_sum.values()),
+        noisy = self.context.noisy(
+            content.raw_sum,
             noise_multiplier=mechanism.gradient_noise_at(content.turn),
             sensitivity=content.sensitivity,
-            noise=self.noise,
-            sum_error=self.context.sum_error * content.sensitivity,
         )
-        gradient = {name: noisy.div_(expected) for name, noisy in content.raw_sum.items()}
+        gradient = {name: each.div_(expected) for name, each in noisy.items()}
         return {"gradient": self.context.as_update(gradient), "bound": self._next_bound(content.raw_count)}
 
     def _next_bound(self, raw_count: float) -> float:
@@ -161,13 +162,13 @@ class ClippedReleaseExecutor(PiecewiseExecutor[ClippedBatch]):
         return clipping.bound_at(self._turn) if isinstance(clipping, FlatClipping) else self.bound
 
     def _draft(self) -> Draft[ClippedBatch]:
+        # Exact in float64, the count because it lies on a grid: the same for all workers, in whatever order.
+        own = torch.tensor((self._raw_count, self._measured), dtype=torch.float64)
+        raw_count, measured = self.context.workers.total(own).tolist()
         content = ClippedBatch(
-            turn=self._turn,
-            sensitivity=self._sensitivity(),
-            raw_sum=self._raw_sum.tensors(),
-            raw_count=self._raw_count,
+            turn=self._turn, sensitivity=self._sensitivity(), raw_sum=self._raw_sum, raw_count=raw_count
         )
-        return Draft(content=content, measured=self._measured, metric=self._raw_count)
+        return Draft(content=content, measured=int(measured), metric=raw_count)
 
     def _begin(self) -> None:
         self._turn = self.spent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from sluice.gradients.trees import apply, batch_size, mapped, padded, tensors_in
 from sluice.mechanism.rounding_error import BLOCK_ROWS, sum_error
 from sluice.randomness.noise import NoiseSource
 from sluice.training.batches import TARGETS, Batches, split_pair
+from sluice.training.distributed.workers import Workers
 from sluice.training.weights import WeightUpdater
 
 Loss = Callable[[Any, Any], Tensor]
@@ -34,6 +35,8 @@ class TrainingContext:
             must leave the run as it is.
         targets: see `split_pair`.
         loop_batch: the expected batch size where the user's own loop may call model and loss; 0 where only `chunks` does.
+        workers: those who share the records of each batch.
+        agreed: what they have found to be the same for all.
     """
 
     gradients: PerSampleGradients
@@ -47,6 +50,8 @@ class TrainingContext:
     observe_attempt: Callable[[Any], None] | None = None
     targets: tuple[str, ...] = TARGETS
     loop_batch: float = 0.0
+    workers: Workers = field(default_factory=Workers)
+    agreed: set[str] = field(default_factory=set)
 
     @property
     def dataset_size(self) -> int:
@@ -58,34 +63,65 @@ class TrainingContext:
 
     def raw_sum(self) -> RawSum:
         """An empty sum of gradients."""
-        return RawSum(self.gradients)
+        return RawSum(self.gradients, self.workers)
+
+    def noisy(self, raw_sum: RawSum, *, noise_multiplier: float, sensitivity: float) -> dict[str, Tensor]:
+        """A sum as one Gaussian release, by parameter: `noisy_sum`, with what rounding may have done to it covered."""
+        return self.workers.noisy_totals(
+            raw_sum.own_tensors(),
+            noise_multiplier=noise_multiplier,
+            sensitivity=sensitivity,
+            noise=self.noise,
+            sum_error=self.sum_error * sensitivity,
+        )
 
     @property
     def sum_error(self) -> float:
         """How far rounding may take a `RawSum` from the exact one, over the bound on a record's contribution."""
-        rows = max(self.gradients.chunk_rows, self.loop_rows if self.loop_batch else 0)
+        rows = self.gradients.chunk_rows
+        if self.loop_batch:
+            # Those of one worker too: noise does not depend on how many there are.
+            rows = max(rows, self.loop_rows, self._loop_rows(workers=1))
         return sum_error(chunk_rows=self.gradients.rows_per_sum(rows), ordinary_loop_batch=self.loop_batch)
 
     @property
     def loop_rows(self) -> int:
         """How many rows each forward pass of the user's own loop has."""
-        return fixed_rows(self.loop_batch, most=self.piece_size)
+        return self._loop_rows(workers=self.workers.size)
+
+    def _loop_rows(self, *, workers: int) -> int:
+        return fixed_rows(self.loop_batch / workers, most=self.piece_size)
 
     def chunks(self, indices: Tensor, loss: Loss) -> Iterator[Chunk]:
-        """Per-sample gradients of the named records in random order, chunk by chunk.
+        """Per-sample gradients of this worker's part of the named records, in random order, chunk by chunk.
 
         Guarantee:
             Chunks have one fixed shape and records stand in them at random: one record more or less changes two of them
             (`sluice.mechanism.rounding_error`).
         """
-        order = self.noise.random_order(indices)
+        order = self.workers.own(self.noise.random_order(indices))
         if not self.gradients.is_prepared:
             # How many rows chunks have depends on the shape of a record; any record, so that an empty batch shows nowhere.
             self.gradients.prepare(next(self.pairs(torch.zeros(1, dtype=torch.int64)))[0])
+        self._agree_on_chunks()
         for piece, samples in self.batches.full_pieces(order, self.gradients.chunk_rows):
             x, y = split_pair(piece, targets=self.targets)
             yield from self.gradients.chunks(x, y, loss, samples=samples)
             del piece, x, y  # else the next piece could not use their memory, which is still in the processor's cache
+
+    def _agree_on_chunks(self) -> None:
+        """Once for each run: how many rounds a batch has follows from the rows of a chunk."""
+        if "chunk_rows" not in self.agreed:
+            self.workers.require_same({"the number of rows of a chunk": self.gradients.chunk_rows})
+            self.agreed.add("chunk_rows")
+
+    def rounds(self, indices: Tensor, loss: Loss) -> Iterator[Chunk | None]:
+        """`chunks`, as many for each worker: None where this one has no more."""
+        chunks = self.chunks(indices, loss)
+        if len(indices):
+            yield next(chunks, None)
+            for _ in range(1, self.workers.rounds(len(indices), rows=self.gradients.chunk_rows)):
+                yield next(chunks, None)
 
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""
@@ -93,20 +129,32 @@ class TrainingContext:
             yield split_pair(piece, targets=self.targets)
 
     def raw_losses(self, indices: Tensor, loss: Loss) -> Tensor:
-        """The loss of each named record at the present weights, in float64, dropout off.
+        """The loss of each of this worker's part of the named records at the present weights, in float64, dropout off.
 
         Guarantee:
             Sensitive: un-noised values of the training data. Entry i depends on record i and the weights alone, bit for
-            bit: all forward passes have one shape.
+            bit: all forward passes have one shape. Add up what follows from them with ``workers.total``.
         """
         parts = [torch.zeros(0, dtype=torch.float64)]
         with torch.no_grad(), evaluating(self.module):
-            for x, y in self.pairs(indices):
+            for x, y in self.pairs(self.workers.own(indices)):
                 rows = batch_size(y)
                 x, y = padded((x, y), self.piece_size)
                 output = apply(self.module, self.gradients.arranged(x))
                 parts.append(_each_loss(output, y, loss)[:rows].double().cpu())
         return torch.cat(parts)
+
+    def require_in_step(self, spent: int) -> None:
+        """Refuse to log a release before all workers are there, with the same weights and the same draws behind them."""
+        if self.workers.size > 1:
+            calls = getattr(self.noise, "calls", None)
+            self.workers.require_same(
+                {
+                    "the number of releases": spent,
+                    "the number of draws": calls,
+                    "the weights": self.updater.digest(),
+                }
+            )
 
     def as_update(self, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A released gradient in the type and on the device of the weights."""
@@ -135,7 +183,8 @@ class RawSum:
     Sensitive until noise is added.
     """
 
-    def __init__(self, gradients: PerSampleGradients) -> None:
+    def __init__(self, gradients: PerSampleGradients, workers: Workers | None = None) -> None:
+        self._workers = workers or Workers()
         self._completed = gradients.completed
         self._block: dict[str, Tensor] = {}
         self._rows = 0
@@ -149,7 +198,11 @@ class RawSum:
         self._rows += len(chunk)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The sum, by parameter. Nothing may be added afterwards."""
+        """The sum over the records of all workers, by parameter. Nothing may be added afterwards."""
+        return self._workers.totals(self.own_tensors())
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The sum over this worker's records, by parameter. Nothing may be added afterwards."""
         if self._total is not None:
             self._fold()
         return self._completed(self._block) if self._total is None else self._total

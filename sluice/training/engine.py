@@ -28,13 +28,15 @@ from sluice.mechanism.gates import Gate
 from sluice.mechanism.registry import executor_of
 from sluice.mechanism.scaling import ScalingRule
 from sluice.randomness.noise import NoiseSource, SecureNoise, SeededNoise
-from sluice.runs.checkpoint import save_checkpoint
 from sluice.runs.folder import configuration_hash
-from sluice.runs.ledger_recorder import LedgerRecorder, one_after_the_other
+from sluice.runs.ledger_recorder import LedgerRecorder
 from sluice.training.arguments import SelectiveArguments
 from sluice.training.auditing import Auditing
 from sluice.training.batches import Batches
-from sluice.training.context import Loss, TrainingContext
+from sluice.training.context import Loss
+from sluice.training.distributed.joining import join_for
+from sluice.training.distributed.sharded import context_type
+from sluice.training.epsilons import Epsilons
 from sluice.training.executor import Executor, PiecewiseExecutor
 from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
@@ -43,7 +45,7 @@ from sluice.training.state import TrainingState
 from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
-class PrivacyEngine:
+class PrivacyEngine(Epsilons):
     """Trains with differential privacy, adding or removing one record being what is protected.
 
     Args:
@@ -225,6 +227,8 @@ class PrivacyEngine:
             raise InputError("the optimizer is private already: give make_private the original one.")
         mechanism.require_complete()
         options = options or TrainingOptions()
+        workers = join_for(mechanism, module)
+        self.noise = workers.common_noise(self.noise)
         self._module = module
         self._average = options.average_of(module)
         self.auditing = Auditing(options.canaries, mechanism, module, optimizer, data_loader)
@@ -240,26 +244,28 @@ class PrivacyEngine:
             module,
             loss_reduction=options.loss_reduction,
             options=options.gradient_options,
-            expected_batch_size=getattr(mechanism, "expected_batch_size", math.inf),
+            expected_batch_size=getattr(mechanism, "expected_batch_size", math.inf) / workers.size,
         )
-        recorder = options.recorder(mechanism, secure=self.noise.secure, accountant=self.accountant)
-        context = TrainingContext(
+        recorder = workers.at_first(
+            lambda: options.recorder(mechanism, secure=self.noise.secure, accountant=self.accountant)
+        )
+        context = context_type(module)(
             gradients=gradients,
             batches=Batches(data_loader),
             updater=self._updater,
             noise=self.noise,
             piece_size=options.max_physical_batch_size,
             targets=options.targets,
-            before_release=one_after_the_other(
+            before_release=workers.by_first(
                 self._keeping.before_release, recorder.before_release if recorder else None, options.before_release
             ),
             before_update=self._keeping.before_update,
             after_release=self._keeping.after_release,
             observe_attempt=options.observe_attempt,
+            workers=workers,
         )
         executor: Executor[Any] = executor_of(mechanism)(mechanism, context)
-        if recorder is not None:
-            executor.begin_after(recorder.continue_from(0))
+        executor.begin_after(workers.from_first(lambda: recorder.continue_from(0) if recorder else 0))
         self._mechanism, self._executor, self._recorder = mechanism, executor, recorder
         self._state = TrainingState(
             module=module,
@@ -305,7 +311,8 @@ class PrivacyEngine:
             self._capture.detach()
         self.auditing.set_length(loss)
         while not executor.done:
-            executor.make_release(loss)
+            with executor.context.workers.announced():
+                executor.make_release(loss)
             yield executor.released
 
     @property
@@ -320,34 +327,15 @@ class PrivacyEngine:
         """How many releases have been made: public."""
         return self._running().released
 
+    @property
+    def spent(self) -> int:
+        """How many releases are charged, those included that were logged and then lost: public."""
+        return self._running().spent
+
     def last_private_trace(self) -> tuple[int, int, float]:
         """Attempts, records measured and metric of the last release: sensitive, for the developer's own eyes."""
         trace = self._running().trace
         return trace.attempts[-1], trace.measured[-1], trace.metrics[-1]
-
-    def get_epsilon(self, delta: float) -> float:
-        """What the releases so far cost, by the sound accountant, if the run was planned to stop here.
-
-        It is this run's guarantee only if this number of releases was fixed in advance. Quote `get_certified_epsilon`
-        for a run that stops early because it looks good enough, gave up, or was interrupted. A run whose gate cannot
-        be proved (a hidden reference) has no epsilon: InputError says so; see `get_claimed_epsilon`.
-        """
-        self.mechanism.require_proof()
-        warn_of_delta(delta, self.mechanism)
-        return self.get_claimed_epsilon(delta)
-
-    def get_certified_epsilon(self, delta: float) -> float:
-        """What this run guarantees, whenever and for whatever reason it stops: epsilon of all planned releases.
-
-        In a run without a planned end it is that of the stage that was reached (docs/accounting.md, section 12.1).
-        """
-        self.mechanism.require_proof()
-        warn_of_delta(delta, self.mechanism)
-        return self.mechanism.epsilon_spent(self._running().spent, delta=delta, accountant=self.accountant)
-
-    def get_claimed_epsilon(self, delta: float) -> float:
-        """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
-        return self.mechanism.epsilon_after(self._running().spent, delta=delta, accountant=self.accountant)
 
     def audit(self, *, delta: float, confidence: float = 0.95, claimed_epsilon: float | None = None) -> AuditResult:
         """Bound epsilon from below by what was released of the canaries so far (docs/audit.md).
@@ -356,9 +344,9 @@ class PrivacyEngine:
             claimed_epsilon: what is put to the test; None takes what this run's own accountant says.
         """
         self._running()
-        return self.auditing.result(
+        return self.auditing.evidence(
             delta=delta, confidence=confidence, claimed_epsilon=claimed_epsilon, accountant=self.accountant
-        )
+        ).result
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -389,9 +377,8 @@ class PrivacyEngine:
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of `state_dict` into a folder that keeps the last two. Sensitive: keep it private."""
-        return save_checkpoint(
-            Path(folder), self.state_dict(), config_hash=self._mechanism_hash(), release=self.released
-        )
+        self._running()
+        return self._keeping.save(self._state, Path(folder), config_hash=self._mechanism_hash())
 
     def keep_in(self, folder: str | Path, *, every: int | None = None, config_hash: str | None = None) -> StateKeeper:
         """Keep the run in a folder from now on, so that a crash costs one release at most (docs/runs.md).
@@ -403,8 +390,8 @@ class PrivacyEngine:
             config_hash: whose state it is; None takes the mechanism's.
         """
         self._running()
-        config_hash = config_hash or self._mechanism_hash()
-        return self._keeping.start(self._state, Path(folder), config_hash=config_hash, every=every)
+        hash_ = config_hash or self._mechanism_hash()
+        return self._keeping.start(self._state, Path(folder), config_hash=hash_, every=every)
 
     def load(self, folder: str | Path, *, config_hash: str | None = None, spent: int = 0) -> str | None:
         """Resume from the newest state that a folder leads to, by its checkpoints and its journal.
@@ -419,14 +406,19 @@ class PrivacyEngine:
         Guarantee:
             Releases that are logged and that this state does not contain stay charged.
         """
-        charged = self._running().unrepeatable
-        note = self._keeping.load(self._state, Path(folder), config_hash=config_hash or self._mechanism_hash())
-        self._continue(charged=charged, lost=spent - self.released)
-        return note
+        self._running()
+        recorder = self._recorder
+        return self._keeping.load(
+            self._state,
+            Path(folder),
+            config_hash=config_hash or self._mechanism_hash(),
+            lost=lambda applied: max(spent - applied, recorder.continue_from(applied) if recorder else 0),
+        )
 
     def _continue(self, *, charged: int, lost: int) -> None:
-        logged = 0 if self._recorder is None else self._recorder.continue_from(self.released)
-        self._running().begin_after(max(lost, logged, charged - self.released))
+        executor, recorder = self._running(), self._recorder
+        logged = executor.context.workers.from_first(lambda: recorder.continue_from(self.released) if recorder else 0)
+        executor.begin_after(max(lost, logged, charged - self.released))
         self._keeping.restart()
 
     def _mechanism_hash(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 from sluice._base.errors import InputError
 from sluice._base.interrupts import uninterrupted
@@ -64,9 +64,17 @@ class Executor(ABC, Generic[T]):
         released: updates that the weights contain.
         lost: releases that were logged and never applied; they count as spent.
         trace: sensitive.
+        takes_workers: whether several workers can share the records of each batch (docs/distributed.md): sums over records
+            are made by `RawSum` and ``workers.total``, and nothing else differs from worker to worker.
+        takes_shards: whether the model may be sharded over them (docs/scale.md): gradients come from ``context.rounds``, become
+            public by ``context.noisy``, and nothing else looks at the model.
     """
 
+    takes_workers: ClassVar[bool] = False
+    takes_shards: ClassVar[bool] = False
+
     def __init__(self, *, releases: int, context: TrainingContext) -> None:
+        context.workers.require_same({"the number of records": context.dataset_size})
         self.context = context
         self.noise = context.noise
         self.trace = PrivateTrace()
@@ -116,6 +124,7 @@ class Executor(ABC, Generic[T]):
         """Log a release, then apply it."""
         self.require_more()
         with uninterrupted():
+            self.context.require_in_step(self.spent)
             number = self.spent - self._lost_before + 1
             self.lost += 1  # spent from here on, and lost until it is applied
             try:
@@ -280,8 +289,8 @@ class PiecewiseExecutor(ReplayableExecutor[T]):
         """Start an attempt: the indices of its batch, which may be empty."""
 
     @abstractmethod
-    def absorb(self, chunk: Chunk) -> bool:
-        """Take in a chunk of the batch; false once the attempt is rejected."""
+    def absorb(self, chunk: Chunk | None) -> bool:
+        """Take in a chunk of the batch, or none where other workers still have one; false once the attempt is rejected."""
 
     @abstractmethod
     def finish(self) -> bool:

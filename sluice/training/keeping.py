@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from sluice._base import validate
 from sluice._base.background import Background
 from sluice._base.errors import InputError, SluiceError
-from sluice.runs.checkpoint import checkpoint_releases, draft_checkpoint, load_checkpoint, remove_draft
+from sluice.runs.checkpoint import checkpoint_releases, draft_checkpoint, load_checkpoint, remove_draft, save_checkpoint
 from sluice.runs.journal import Journal
 from sluice.training.state import TrainingState
 
@@ -122,6 +122,25 @@ class StateKeeper:
             self._unsettled = False
 
 
+class IdleKeeper(StateKeeper):
+    """That of every worker but the first, which alone keeps the run that all have in common."""
+
+    def __init__(self) -> None:
+        pass
+
+    def begin(self, *, continues: bool) -> None:
+        pass
+
+    def checkpoint(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def restore(state: TrainingState, folder: Path, *, config_hash: str) -> tuple[str, ...] | None:
     """Go back to the newest state that a folder leads to. `Executor.begin_after` must follow.
 
@@ -165,6 +184,8 @@ class Keeping:
 
     def start(self, state: TrainingState, folder: Path, *, config_hash: str, every: int | None) -> StateKeeper:
         """Keep the run in a folder from now on."""
+        if not state.executor.context.workers.is_first:
+            return IdleKeeper()
         continues = self._loaded == (folder, state.executor.released)
         if checkpoint_releases(folder) and not continues:
             raise InputError(
@@ -173,8 +194,30 @@ class Keeping:
         self._keeper = StateKeeper(state, folder, config_hash=config_hash, every=every, continues=continues)
         return self._keeper
 
-    def load(self, state: TrainingState, folder: Path, *, config_hash: str) -> str | None:
-        """`restore`, and remember where from; its notes in one, or None."""
+    def save(self, state: TrainingState, folder: Path, *, config_hash: str) -> Path:
+        """Write a checkpoint into a folder that keeps the last two."""
+        content, release = state.state_dict(), state.executor.released
+        workers = state.executor.context.workers
+        return workers.from_first(lambda: save_checkpoint(folder, content, config_hash=config_hash, release=release))
+
+    def load(self, state: TrainingState, folder: Path, *, config_hash: str, lost: Callable[[int], int]) -> str | None:
+        """`restore`, and remember where from; its notes in one, or None.
+
+        Args:
+            lost: how many releases are logged beside so many that a state contains.
+        """
+        executor = state.executor
+
+        def by_first() -> str | None:
+            charged = executor.unrepeatable
+            note = self._restore(state, folder, config_hash=config_hash)
+            executor.begin_after(max(lost(executor.released), charged - executor.released))
+            self.restart()
+            return note
+
+        return executor.context.workers.restored(state, by_first)
+
+    def _restore(self, state: TrainingState, folder: Path, *, config_hash: str) -> str | None:
         self.close()
         notes = restore(state, folder, config_hash=config_hash)
         if notes is None:

@@ -74,32 +74,34 @@ class PrivateLoader:
     def __iter__(self) -> Iterator[Any]:
         end = self._executor.released + self._releases_per_pass
         self._capture.attach()
+        workers = self._executor.context.workers
         while not self._executor.done and self._executor.released < end:
             self._capture.rows = self._piece_size
-            indices = self._executor.noise.random_order(self._executor.draw())
-            if len(indices) == 0:
+            everyones = self._executor.noise.random_order(self._executor.draw())
+            indices, rounds = workers.own(everyones), workers.rounds(len(everyones), rows=self._piece_size)
+            if rounds == 0:
                 self._executor.finish()  # an empty sample is legal: noise alone, and charged like any other
                 continue
             # From reading a piece to its step everything random (augmentation, dropout) comes from the run's own source.
             self.randomness = ModelRandomness(self._executor.noise)
             self.randomness.enter()
             try:
-                yield from self._pieces(indices, self.randomness)
+                yield from self._pieces(indices, self.randomness, rounds=rounds)
             finally:
                 self.randomness.leave()
 
-    def _pieces(self, indices: Tensor, randomness: ModelRandomness) -> Iterator[Any]:
-        remaining = len(indices)
+    def _pieces(self, indices: Tensor, randomness: ModelRandomness, *, rounds: int) -> Iterator[Any]:
         for piece in self._batches.pieces(indices, self._piece_size):
-            rows = rows_in(piece)
-            remaining -= rows
-            self.last_piece = remaining == 0
-            self._capture.expect(rows)
+            rounds -= 1
+            self.last_piece = rounds == 0
+            self._capture.expect(rows_in(piece))
             yield piece
             self._capture.require_collected()
             if not self._executor.still_possible:
-                break
+                return
             randomness.enter()
+        if rounds and self._executor.absorb(None):  # other workers have one record more than this one
+            self._executor.finish()
 
 
 def ordinary_loop(

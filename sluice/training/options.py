@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from sluice._base import validate
 from sluice._base.errors import InputError
@@ -18,6 +18,7 @@ from sluice.gradients import GradientOptions
 from sluice.mechanism.base import Mechanism
 from sluice.runs.ledger_recorder import LedgerRecorder, ledger_header
 from sluice.training.batches import TARGETS
+from sluice.training.weights import averaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class TrainingOptions:
         """The running average of the module's weights, if one is kept."""
         if self.ema_decay is None:
             return None
-        return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(self.ema_decay))
+        return averaged(module, decay=self.ema_decay)
 
     def recorder(self, mechanism: Mechanism, *, secure: bool, accountant: str) -> LedgerRecorder | None:
         """What writes releases to the ledger; None where no ledger is kept."""

@@ -1,7 +1,7 @@
 """From measured chunks of a batch to one release: the place where an attempt is released or forgotten.
 
-Both ways of training end here. Only three things would have to cross workers, and all are in this file: the metric
-(`Attempt.add_metric`), the weighted sum, and the decision that follows from the first.
+Both ways of training end here, and so does the work of several workers: they add up the metric, chunk by chunk, take the same
+decision, and add up the weighted sum where it is a release.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sluice._base.errors import InputError, SluiceError
@@ -17,7 +18,6 @@ from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.mechanism.thinning import ThinningGate
-from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, RawSum, TrainingContext
 from sluice.training.executor import Draft, PiecewiseExecutor
@@ -31,7 +31,7 @@ class GaveUpError(SluiceError):
 class AcceptedBatch:
     """What an accepted attempt left: sensitive until noise is added."""
 
-    raw_sum: dict[str, Tensor]
+    raw_sum: RawSum
     raw_metric: float
 
 
@@ -79,6 +79,9 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
     """
 
+    takes_workers = True
+    takes_shards = True
+
     def __init__(self, mechanism: SelectiveRelease, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
         self.mechanism = mechanism
@@ -119,7 +122,7 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
     def _attempt_passes(self, loss: Loss) -> bool:
         indices = self.draw()
         # `map` holds no chunk while the next one is made.
-        passes = all(map(self.absorb, self.context.chunks(indices, loss))) and self._is_accepted()
+        passes = all(map(self.absorb, self.context.rounds(indices, loss))) and self._is_accepted()
         if self.context.observe_attempt is not None:
             self.context.observe_attempt(self._observed(indices, loss, accepted=passes))
         return passes
@@ -139,16 +142,19 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         self.require_more()
         self._forget()
         self._draw_gate_noise()
-        indices = self._sampler.sample()
-        if self.mechanism.gate is not None and self.mechanism.gate.thins:
-            self._coins = self.noise.uniform((len(indices),))
-        return indices
+        sample = self._sampler.sample()
+        if self._attempt is None:
+            self._measured += len(sample)
+        elif self.mechanism.gate is not None and self.mechanism.gate.thins:
+            # All workers draw the coins of all places, and use those of their own.
+            self._coins = self.context.workers.own(self.noise.uniform((len(sample),)))
+        return sample
 
-    def absorb(self, chunk: Chunk) -> bool:
-        norms = self._measure(chunk)
-        if self._attempt is not None and not self._attempt.add(norms):
+    def absorb(self, chunk: Chunk | None) -> bool:
+        if not self._measure(chunk):
             return self._is_accepted()
-        self._add_to_sum(chunk, self._weights(norms))
+        if chunk is not None:
+            self._add_to_sum(chunk, self._weights(chunk.norms))
         return True
 
     def finish(self) -> bool:
@@ -166,7 +172,7 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         raw_sum = self.context.raw_sum()
         for chunk in self.context.chunks(indices, loss):
             raw_sum.add(chunk, self.mechanism.scaling(chunk.norms))
-        return self._with_noise(raw_sum.tensors())
+        return self._with_noise(raw_sum)
 
     def publish(self, content: AcceptedBatch) -> dict[str, Any]:
         gradient = self._with_noise(content.raw_sum)
@@ -189,9 +195,16 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
                 "What was released so far stands and is accounted for."
             )
 
-    def _measure(self, chunk: Chunk) -> Tensor:
-        self._measured += len(chunk)
-        return chunk.norms
+    def _measure(self, chunk: Chunk | None) -> bool:
+        """Add what the workers have measured, each a chunk of its own, to the metric; false once acceptance is ruled out."""
+        attempt = self._attempt
+        if attempt is None:
+            return True
+        raw = (0.0, 0) if chunk is None else (attempt.raw_metric_of(chunk.norms), len(chunk))
+        # Both are exact in float64, the metric because it lies on a grid: the same for all workers, in whatever order.
+        raw_metric, measured = self.context.workers.total(torch.tensor(raw, dtype=torch.float64)).tolist()
+        self._measured += int(measured)
+        return attempt.add_metric(raw_metric)
 
     def _weights(self, norms: Tensor) -> Tensor:
         """With which weight each record of a chunk counts: 0 for those that a thinning gate leaves out."""
@@ -218,18 +231,10 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
             self._raw_sum = self.context.raw_sum()
         self._raw_sum.add(chunk, weights)
 
-    def _with_noise(self, raw_sum: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _with_noise(self, raw_sum: RawSum) -> dict[str, Tensor]:
         mechanism = self.mechanism
-        noisy_sum(
-            list(raw_sum.values()),
-            noise_multiplier=mechanism.sigma,
-            sensitivity=mechanism.scaling.sensitivity,
-            noise=self.noise,
-            sum_error=self.context.sum_error * mechanism.scaling.sensitivity,
-        )
-        return self.context.as_update(
-            {name: noisy.div_(mechanism.expected_batch_size) for name, noisy in raw_sum.items()}
-        )
+        noisy = self.context.noisy(raw_sum, noise_multiplier=mechanism.sigma, sensitivity=mechanism.scaling.sensitivity)
+        return self.context.as_update({name: each.div_(mechanism.expected_batch_size) for name, each in noisy.items()})
 
     def _next_reference(self, raw_metric: float) -> ReferenceState | None:
         gate = self.mechanism.gate
@@ -250,7 +255,7 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         raw_metric = 0.0 if attempt is None else attempt.raw_metric
         raw_sum = self.context.raw_sum() if self._raw_sum is None else self._raw_sum
         return Draft(
-            content=AcceptedBatch(raw_sum=raw_sum.tensors(), raw_metric=raw_metric),
+            content=AcceptedBatch(raw_sum=raw_sum, raw_metric=raw_metric),
             attempts=self._attempts_used + (1 if attempt is None else attempt.count),
             measured=self._measured,
             metric=raw_metric,

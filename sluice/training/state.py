@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from sluice._base.errors import InputError
 from sluice.audit.scores import Observations
+from sluice.gradients.sharding import is_sharded
 from sluice.training.executor import Executor, ReplayableExecutor
 from sluice.training.weights import WeightUpdater
 
@@ -48,6 +50,11 @@ class TrainingState:
         return {**self._with(self.executor.state_without_history()), "history": list(self.history)}
 
     def _with(self, releases: dict[str, Any]) -> dict[str, Any]:
+        if any(map(is_sharded, self.module.parameters())):
+            raise InputError(
+                "the state of a sharded model is not written yet: no worker has all of it. Keep a ledger, which needs none, "
+                "and save weights by torch.distributed.checkpoint."
+            )
         self.updater.put_back()
         scheduler = self.updater.lr_scheduler
         audited = {} if self.observations is None else {"observations": self.observations.state_dict()}

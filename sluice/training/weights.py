@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.hooks import RemovableHandle
 
 from sluice._base.errors import InputError
+from sluice.gradients.sharding import is_sharded, own_part
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -175,12 +177,21 @@ def _digest(tensor: Tensor) -> tuple[int, ...]:
 
     It is read in words of eight bytes, which takes a tenth of the time that words of four do.
     """
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = own_part(tensor).detach().contiguous().reshape(-1)
     together = 8 // flat.element_size()
     rest = flat.numel() % together if flat.storage_offset() % together == 0 else flat.numel()
     words, left = flat[: flat.numel() - rest], flat[flat.numel() - rest :]
     total = int(words.view(torch.int64).sum()) if words.numel() else 0
     return total, int(left.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+
+
+def averaged(module: nn.Module, *, decay: float) -> AveragedModel:
+    """An exponential average of the weights, which are now the first ones."""
+    if any(map(is_sharded, module.parameters())):
+        raise InputError(
+            f"ema_decay={decay} is not allowed for a sharded model, of which PyTorch makes no copy (fully_shard): leave it out."
+        )
+    return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
 class PrivateOptimizer(Optimizer):
@@ -257,4 +268,4 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self._updater.optimizer!r})"
 
 
-__all__ = ["PrivateOptimizer", "WeightUpdater"]
+__all__ = ["PrivateOptimizer", "WeightUpdater", "averaged"]

@@ -35,6 +35,7 @@ def test_a_run_with_canaries_publishes_its_audit_and_no_canary(audited):
     assert not written["result"]["rehearsal"]
     assert len((audited / "private" / "canaries.bin").read_bytes()) == 8
     assert "How it was audited" in (audited / "public" / "certificate.html").read_text()
+    assert "Privacy audit" in (audited / "public" / "audit.html").read_text()
     assert b"canary" not in (audited / "public" / "model.safetensors").read_bytes()
     assert invoke(f"verify {audited}").exit_code == 0
 
@@ -49,8 +50,9 @@ def test_the_audit_is_shown(audited):
 def test_a_refuted_claim_is_exit_code_one(tmp_path):
     members = np.random.default_rng(0).random(400) < 0.5
     np.savez(tmp_path / "found.npz", scores=members + 0.0, members=members)
-    found = invoke(f"audit scores {tmp_path / 'found.npz'} --claimed-epsilon 1")
+    found = invoke(f"audit scores {tmp_path / 'found.npz'} --claimed-epsilon 1 --page {tmp_path / 'page.html'}")
     assert found.exit_code == 1
+    assert "is refuted" in (tmp_path / "page.html").read_text()
     assert "refuted" in found.output
     assert invoke(f"audit scores {tmp_path / 'found.npz'} --guesses 100").exit_code == 0
 
@@ -89,7 +91,37 @@ def test_a_rehearsal_of_a_run_says_so_on_its_certificate(audited):
     assert invoke(f"verify {audited}").exit_code == 0
 
 
-@pytest.mark.parametrize("wrong", ["--kind shy", "--canaries 3", "--run {run} --setting lr=1", "--confidence 2"])
+def test_an_audit_on_the_records_of_a_run_is_charged_and_made_once(audited):
+    found = invoke(f"audit rehearse --run {audited} --canaries 64 --spend")
+    assert found.exit_code == 0, found.output
+    pages = [(audited / "public" / name).read_text() for name in ("certificate.md", "certificate.html")]
+    assert all("used a second time, for an audit" in page for page in pages)
+    assert (audited / "public" / "audit-ledger.jsonl").read_text().count('"release"') == 3
+    # Both runs have epsilon 8.
+    together = float(pages[1].split("both together have epsilon = ")[1].split(" ")[0])
+    assert 8 < together <= 16
+    with pytest.raises(SystemExit) as ended:
+        main(f"audit rehearse --run {audited} --canaries 64 --spend".split())
+    assert ended.value.code == 2
+    # A later rehearsal, which spends nothing, does not hide it.
+    assert invoke(f"audit rehearse --run {audited} --two-runs 100").exit_code == 0
+    assert "used a second time, for an audit" in (audited / "public" / "certificate.md").read_text()
+    assert "two runs" in (audited / "public" / "audit.html").read_text()
+    assert invoke(f"verify {audited}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--kind shy",
+        "--canaries 3",
+        "--run {run} --setting lr=1",
+        "--confidence 2",
+        "--runs 20 --two-runs 100",
+        "--spend",
+        "--run {run} --spend --two-runs 100",
+    ],
+)
 def test_bad_rehearsals_are_refused(audited, wrong):
     with pytest.raises(SystemExit) as ended:
         main(f"audit rehearse {wrong.format(run=audited)}".split())

@@ -181,6 +181,8 @@ def test_accuracy_reports_cells_that_fail(capsys):
         (["--methods", "dpsgd", "--threads", "0"], "threads=0 is not allowed"),
         (["--methods", "dpsgd", "--jobs", "0"], "jobs=0 is not allowed"),
         (["--methods", "dpsgd", "--backend", "slurm"], "backend='slurm' is not allowed"),
+        (["--methods", "dpsgd", "--scheduler", "here:1"], "address='here:1' is not allowed for backend='joblib'"),
+        (["--methods", "dpsgd", "--backend", "dask", "--retries", "-1"], "retries=-1 is not allowed"),
         (["--methods", "dpsgd", "--again", "--no-run"], "cannot be given together"),
     ],
 )

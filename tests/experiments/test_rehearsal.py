@@ -24,7 +24,7 @@ def test_training_records_are_not_read(rehearsal, digits, monkeypatch):
     monkeypatch.setattr(digits.train, "batch", None)
     monkeypatch.setattr(digits.train, "inputs", None)
     monkeypatch.setattr(type(digits.train), "__len__", lambda examples: len(examples.labels))
-    found = rehearsal.once(canaries=200)
+    found = rehearsal.once(canaries=200).result
     assert found.rehearsal
     assert found.claimed == pytest.approx(3.0, rel=0.01)
     assert found.proved
@@ -33,7 +33,7 @@ def test_training_records_are_not_read(rehearsal, digits, monkeypatch):
 
 def test_a_false_claim_is_refuted(rehearsal):
     loose = replace(rehearsal.mechanism, noise_multiplier=0.1, sample_rate=0.9)
-    found = replace(rehearsal, mechanism=loose, claimed_epsilon=0.5).once(canaries=200)
+    found = replace(rehearsal, mechanism=loose, claimed_epsilon=0.5).once(canaries=200).result
     assert found.refuted
     assert not found.proved
     assert found.lower_bound > 0.5
@@ -41,7 +41,7 @@ def test_a_false_claim_is_refuted(rehearsal):
 
 @pytest.mark.parametrize("kind", ["mislabelled", "blank", "quiet"])
 def test_other_kinds_of_canaries(rehearsal, kind):
-    found = rehearsal.once(canaries=100, kind=kind)
+    found = rehearsal.once(canaries=100, kind=kind).result
     assert found.kind == kind
     assert found.rehearsal
 
@@ -49,7 +49,7 @@ def test_other_kinds_of_canaries(rehearsal, kind):
 @pytest.mark.slow
 def test_repeated_runs(rehearsal):
     loose = replace(rehearsal.mechanism, noise_multiplier=0.1, sample_rate=0.9, releases=1)
-    found = replace(rehearsal, mechanism=loose, claimed_epsilon=0.1).repeatedly(runs=40)
+    found = replace(rehearsal, mechanism=loose, claimed_epsilon=0.1).repeatedly(runs=40).result
     assert [bound.method for bound in found.bounds] == ["clopper-pearson", "gaussian-fit"]
     assert found.refuted
     assert found.lower_bound <= found.ceiling

@@ -74,6 +74,7 @@ def test_a_missing_file_is_refused(tmp_path):
         {"lr": -1.0},
         {"lr": True},
         {"momentum": 1.0},
+        {"weight_decay": -0.1},
         {"ema_decay": -0.1},
         {"hold_out": 1.0},
         {"beta": math.nan},

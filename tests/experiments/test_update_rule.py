@@ -11,9 +11,9 @@ from torch import nn
 from sluice.experiments.update_rule import make_optimizer
 
 KINDS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "sgd": lambda parameters, **given: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **given),
+    "adam": lambda parameters, **given: torch.optim.Adam(parameters, lr=0.1, **given),
+    "adamw": lambda parameters, **given: torch.optim.AdamW(parameters, lr=0.1, **given),
 }
 
 
@@ -31,12 +31,15 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_weights_and_state_are_those_of_torch_bit_for_bit(kind, schedule):
-    settings = SimpleNamespace(optimizer=kind, lr=0.1, momentum=0.9, lr_schedule=schedule, releases=10)
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "step"])
+@pytest.mark.parametrize("decay", [None, 0.0, 0.01])
+def test_weights_and_state_are_those_of_torch_bit_for_bit(kind, schedule, decay):
+    settings = SimpleNamespace(
+        optimizer=kind, lr=0.1, momentum=0.9, lr_schedule=schedule, releases=10, weight_decay=decay
+    )
     ours, theirs = _model(), _model()
     optimizer, scheduler = make_optimizer(settings, ours)
-    reference = KINDS[kind](theirs.parameters())
+    reference = KINDS[kind](theirs.parameters(), **({} if decay is None else {"weight_decay": decay}))
     assert isinstance(optimizer, type(reference))
     for step in range(3):
         for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
@@ -55,3 +58,14 @@ def test_weights_and_state_are_those_of_torch_bit_for_bit(kind, schedule):
         other["lr"] = group["lr"]
     _step(resumed, again, 9)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_step_is_a_tenth_of_the_learning_rate_from_the_middle_on():
+    settings = SimpleNamespace(optimizer="sgd", lr=0.2, momentum=0.9, lr_schedule="step", releases=5, weight_decay=None)
+    optimizer, scheduler = make_optimizer(settings, _model())
+    rates = []
+    for step in range(5):
+        rates.append(optimizer.param_groups[0]["lr"])
+        _step(_model(), optimizer, step)
+        scheduler.step()
+    assert rates == pytest.approx([0.2, 0.2, 0.2, 0.02, 0.02])

@@ -188,6 +188,31 @@ def test_the_reduction_of_the_loss_makes_no_difference(reduction):
     torch.testing.assert_close(norms, expected)
 
 
+def test_batches_of_another_kind_can_be_refused_instead_of_looked_into():
+    def loss(output, target):
+        return output.flatten(1).square().sum(1)
+
+    gradients = PerSampleGradients(nn.Linear(3, 2))
+    gradients.norms(torch.randn(5, 4, 3), None, loss)
+    gradients.refuse_other_batches()
+    assert len(gradients.norms(torch.randn(7, 4, 3), None, loss)) == 7
+    with pytest.raises(InputError, match="records of another shape or type"):
+        gradients.norms(torch.randn(5, 6, 3), None, loss)
+
+
+def test_a_chunk_without_samples_counts_for_nothing():
+    gradients = PerSampleGradients(nn.Linear(3, 2), expected_batch_size=4)
+    x, y = torch.full((1, 3), torch.nan), torch.zeros(1, dtype=torch.long)
+    chunk = gradients.idle_chunk(
+        x, y, lambda output, target: functional.cross_entropy(output, target, reduction="none")
+    )
+    sums: dict[str, torch.Tensor] = {}
+    chunk.add_weighted_sum(torch.zeros(0), into=sums)
+    assert len(chunk) == 0
+    assert chunk.norms.shape == (0,)
+    assert all(bool((part == 0).all()) for part in sums.values())
+
+
 def test_a_loss_of_another_shape_is_refused():
     engine = PerSampleGradients(nn.Linear(4, 3))
     with pytest.raises(InputError, match="loss_reduction='mean'"):

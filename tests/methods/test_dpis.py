@@ -128,7 +128,7 @@ def test_a_release_sums_the_kept_unit_vectors(monkeypatch):
     kept = coins < keep
     assert 5 < int(kept.sum()) < 35
     sums, count = executor._measure(torch.arange(40), F.mse_loss, expected=10.0)
-    flat = torch.cat([part.flatten() for part in sums.gradients.values()]).double()
+    flat = torch.cat([part.flatten() for part in sums.gradients.tensors().values()]).double()
     expected = (gradients / norms.clamp(min=LEAST_SHARE * clip)[:, None])[kept].sum(0) * (1 - MARGIN)
     torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
     assert count == int(kept.sum())

@@ -49,7 +49,7 @@ def test_the_command_gives_the_same_epsilon(given, gate, capsys):
 def test_a_delta_that_allows_a_record_to_be_published_is_warned_of():
     assert answer(Question.read(RUN | {"noise_multiplier": "1.5"}))["warnings"] == []
     (warning,) = answer(Question.read(RUN | {"noise_multiplier": "1.5", "delta": "0.001"}))["warnings"]
-    assert "1 / N" in warning
+    assert "1/N" in warning
 
 
 @pytest.mark.parametrize("gate", ["none", "clipping-bias"])

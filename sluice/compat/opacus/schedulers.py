@@ -8,7 +8,7 @@ from sluice.compat.opacus.refusals import Refused
 _NOISE = (
     "noise that changes while training could follow what was released, which its accounting does not cover. Fix it in advance: "
     "make_private(noise_schedule=Schedule.exponential(factor=0.99, every=len(data_loader), times=epochs)), or "
-    "Schedule(factors=(1.0, 0.9, 0.8), every=len(data_loader)), from sluice.mechanism.clipping."
+    "Schedule(factors=(1.0, 0.9, 0.8), every=len(data_loader)), from sluice."
 )
 _CLIP = _NOISE.replace("noise that changes", "a bound that changes").replace("noise_schedule", "clip_schedule")
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sluice._base import codec, validate
-from sluice._base.errors import InputError
+from sluice._base import codec
+from sluice._base.errors import DataError, InputError
 from sluice._base.files import replaced_atomically
+from sluice._base.locks import held_alone
 from sluice.attacks.white_box import last_linear
 from sluice.data import Examples
 from sluice.experiments.attacks.pool import Pool, PoolSource, load_pool
+from sluice.experiments.jobs import JobOptions, Lost, run_jobs
 from sluice.experiments.published import PublishedModel, load_model
 from sluice.experiments.run import Training, recorded_run
 from sluice.experiments.settings import TrainSettings
@@ -81,22 +83,19 @@ def train_models(
     Guarantee:
         None. Logits on members are not private even where the model is; on records of others, publish neither.
     """
-    if jobs is not None and jobs != -1:
-        validate.positive_integer(jobs=jobs)
+    options = JobOptions(jobs=jobs)
     work.mkdir(parents=True, exist_ok=True, mode=0o700)
     open_cells = [cell for cell in cells if not _logits_path(work, cell).exists()]
     done = len(cells) - len(open_cells)
     report(done, len(cells))
-    if jobs in (None, 1):
-        for cell in open_cells:
-            _train(cell, work)
-            done += 1
-            report(done, len(cells))
-    elif open_cells:
-        parallel = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        for _ in parallel(delayed(_train)(cell, work, threads=1) for cell in open_cells):
-            done += 1
-            report(done, len(cells))
+    train = partial(_train, work=work) if options.here else partial(_train, work=work, threads=1)
+    for cell, ending in run_jobs(train, open_cells, options):
+        if isinstance(ending, Lost):
+            raise DataError(
+                f"{cell.name} was not trained: {ending.reason}. Models that are trained are kept: try again."
+            )
+        done += 1
+        report(done, len(cells))
     return [np.load(_logits_path(work, cell)) for cell in cells]
 
 
@@ -116,9 +115,15 @@ def _train(cell: ModelCell, work: Path, threads: int | None = None) -> None:
         torch.set_num_threads(threads)
     pool = load_pool(cell.source)
     run = work / cell.name / "run"
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with held_alone(run.parent / "lock"):  # another cell of a table may want the same model
+        if not _logits_path(work, cell).exists():
+            _train_alone(cell, work, pool, run)
+
+
+def _train_alone(cell: ModelCell, work: Path, pool: Pool, run: Path) -> None:
     splits = pool.divided(cell.inside)
     if may_begin(run):
-        run.parent.mkdir(parents=True, exist_ok=True)
         Training(settings=cell.settings, splits=splits).start(run)
     else:
         recorded = recorded_run(run)

@@ -69,7 +69,7 @@ class AttackRequest:
         if self.records is not None:
             validate.positive_integer(records=self.records)
         if (self.dataset is None) == (self.run is None):
-            raise InputError("dataset and run: exactly one of them is attacked. Give --dataset or --run.")
+            raise InputError("dataset and run: exactly one of them is attacked. Give --dataset or RUN.")
         if self.dataset is not None:
             require_public(self.dataset)
         if self.run is not None and self.attack == "shadow":

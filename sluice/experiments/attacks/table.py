@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from sluice._base import validate
-from sluice._base.errors import DataError, InputError
+from sluice._base.errors import DataError, InputError, SluiceError
 from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
 from sluice.experiments.attacks.printed import printed_accuracy
 from sluice.experiments.attacks.recipes import ORDINARY
 from sluice.experiments.attacks.request import AttackRequest, attacked_targets
 from sluice.experiments.attacks.results import described, rate_text, write_result
+from sluice.experiments.jobs import JobOptions, Lost, run_jobs
 
 TABLE_ATTACKS = ("shadow-ordinary", "shadow-same", "white-box", "lira", "rmia")
 
@@ -108,6 +110,30 @@ def run_cell(cell: AttackCell, results: Path) -> Mapping[str, Any]:
     result = described(target, attacks, extra)
     write_result(results / f"{cell.name}.json", result, public=True)
     return result
+
+
+def run_cells(
+    cells: Sequence[AttackCell], results: Path, options: JobOptions
+) -> Iterator[tuple[AttackCell, Mapping[str, Any] | None, str]]:
+    """Each cell with its result, or with None and why there is none, in the order in which they end."""
+    for cell, ending in run_jobs(partial(_run_or_say, results=results.absolute()), cells, options):
+        if isinstance(ending, Lost):
+            yield cell, None, f"failed: {ending.reason}"
+            continue
+        result, failure = ending
+        if result is not None and stored_cell(results, cell) is None:
+            write_result(results / f"{cell.name}.json", result, public=True)  # the worker has a disk of its own
+        yield cell, result, failure
+
+
+def _run_or_say(cell: AttackCell, results: Path) -> tuple[Mapping[str, Any] | None, str]:
+    try:
+        # A worker may have died between storing its result and handing it over.
+        return stored_cell(results, cell) or run_cell(cell, results), ""
+    except InputError:
+        raise
+    except SluiceError as error:
+        return None, f"failed: {error}"
 
 
 def write_table(path: Path, cells: Sequence[AttackCell], found: Mapping[str, Mapping[str, Any]]) -> None:

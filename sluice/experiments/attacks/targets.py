@@ -71,7 +71,7 @@ def require_public(dataset: str) -> None:
     if dataset not in data_set_names():
         raise InputError(
             f"dataset={dataset!r} is not allowed here: what an attack finds is private, and only public data sets "
-            f"({', '.join(data_set_names())}) are attacked outside a run. Attack a run of it (--run): results go to its private/."
+            f"({', '.join(data_set_names())}) are attacked outside a run. Attack a run of it: results go to its private/."
         )
 
 

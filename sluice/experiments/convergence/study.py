@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +15,7 @@ from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice.experiments.convergence.bound import Terms
 from sluice.experiments.convergence.measure import Run, descent_of, measured_run
 from sluice.experiments.convergence.problems import PROBLEMS, Problem
+from sluice.experiments.jobs import JobOptions, Lost, run_jobs
 from sluice.experiments.tables.accuracy_results import source_state
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.rates import exact_sample_rate
@@ -137,31 +138,54 @@ def stored_line(results: Path, setting: Setting, seeds: Sequence[int]) -> Line |
 
 def run_setting(results: Path, setting: Setting, seeds: Iterable[int]) -> Line:
     """Run a setting with each seed and store what came of it."""
+    return _stored(results, setting, _measured(setting, seeds=tuple(seeds)))
+
+
+def _measured(setting: Setting, *, seeds: Sequence[int]) -> dict[str, Any]:
+    """What is stored of a setting."""
     problem = problem_of(setting.problem)
     mechanism = setting.mechanism(problem)
     runs = [measured_run(problem, mechanism, lr=setting.lr, seed=seed) for seed in seeds]
-    stored = {
+    return {
         "setting": asdict(setting),
         "mechanism": mechanism.to_dict(),
         "delta": DELTA,
         "runs": [run.to_dict() for run in runs],
         **asdict(source_state()),
     }
-    content = json.dumps(stored, indent=1, allow_nan=False) + "\n"
+
+
+def _stored(results: Path, setting: Setting, found: Mapping[str, Any]) -> Line:
+    content = json.dumps(found, indent=1, allow_nan=False) + "\n"
     write_atomically(results / f"{setting.name}.json", content.encode("utf-8"), public=True)
-    return _line(setting, stored["mechanism"], runs)
+    return _line(setting, found["mechanism"], [Run(**run) for run in found["runs"]])
 
 
 def lines_of(
-    results: Path, wanted: Sequence[Setting], seeds: Sequence[int], *, again: bool, run: bool
+    results: Path,
+    wanted: Sequence[Setting],
+    seeds: Sequence[int],
+    *,
+    again: bool,
+    run: bool,
+    options: JobOptions = JobOptions(),
 ) -> Iterator[Line]:
-    """The lines of the table, from what is stored or from runs that are made now."""
+    """The lines of the table: those that are stored, then those that are run now, in the order in which they end."""
+    not_stored = []
     for setting in wanted:
         found = None if again else stored_line(results, setting, seeds)
-        if found is not None:
+        if found is None:
+            not_stored.append(setting)
+        else:
             yield found
-        elif run:
-            yield run_setting(results, setting, seeds)
+    lost = []
+    for setting, ending in run_jobs(partial(_measured, seeds=seeds), not_stored if run else [], options):
+        if isinstance(ending, Lost):
+            lost.append(f"{setting.name}: {ending.reason}")
+        else:
+            yield _stored(results, setting, ending)
+    if lost:
+        raise DataError(f"not run: {'; '.join(lost)}. What is stored is kept: run the same command again.")
 
 
 def _line(setting: Setting, stored: Mapping[str, Any], runs: Sequence[Run]) -> Line:

@@ -289,7 +289,9 @@ def defaults(dataset: str, epsilon: float) -> dict[str, Any]:
 
 
 _UNUSED = {
-    **dict.fromkeys(("lr", "momentum", "optimizer", "lr_schedule"), "steps are chosen by the line search"),
+    **dict.fromkeys(
+        ("lr", "momentum", "weight_decay", "optimizer", "lr_schedule"), "steps are chosen by the line search"
+    ),
     **dict.fromkeys(("scaling", "scaling_bound"), "gradients are clipped to max_grad_norm"),
     "batch_size": "gradients are of all records, or of the share gradient_rate of them",
     "noise_multiplier": "the noise follows from epsilon and releases",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sluice.mechanism.scaling import Clip
 from sluice.methods.dpagd import AdaptiveBudget, usable_rho
-from sluice.randomness.noise import NoiseSource, noisy_sum
+from sluice.randomness.noise import NoiseSource
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Draft, ReplayableExecutor
@@ -50,6 +50,8 @@ class AdaptiveDescent(ReplayableExecutor[Measurement]):
         ``mechanism.rho``. All of it is public but the raw sums, which go no further than where they are made: noisy gradients, chosen
         steps and budgets. Measurements that a crash took are charged the most that they can have cost.
     """
+
+    takes_workers = True
 
     def __init__(self, mechanism: AdaptiveBudget, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
@@ -117,15 +119,7 @@ class AdaptiveDescent(ReplayableExecutor[Measurement]):
         raw_sum = self.context.raw_sum()
         for chunk in self.context.chunks(sample, loss):
             raw_sum.add(chunk, self._rule(chunk.norms))
-        gradient = raw_sum.tensors()
-        noisy_sum(
-            list(gradient.values()),
-            noise_multiplier=1 / math.sqrt(2 * rho),
-            sensitivity=self._rule.sensitivity,
-            noise=self.noise,
-            sum_error=self.context.sum_error * self._rule.sensitivity,
-        )
-        return gradient
+        return self.context.noisy(raw_sum, noise_multiplier=1 / math.sqrt(2 * rho), sensitivity=self._rule.sensitivity)
 
     def _raw_losses_along(self, direction: Mapping[str, Tensor], steps: Sequence[float], loss: Loss) -> Tensor:
         """The summed losses after each step, of the same records: integers, sensitive. The weights come back."""
@@ -138,7 +132,7 @@ class AdaptiveDescent(ReplayableExecutor[Measurement]):
                     parameters[name].copy_(value)
                 raw_losses = self.context.raw_losses(sample, loss)
                 raw_sums.append(loss_parts(raw_losses, loss_clip=self.mechanism.loss_clip).sum())
-        return torch.stack(raw_sums)
+        return self.context.workers.total(torch.stack(raw_sums))
 
     def _refresh(self, step: float) -> None:
         """Take the longest of the steps made lately as the measure of those to come."""

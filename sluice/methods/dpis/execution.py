@@ -14,7 +14,7 @@ from sluice.mechanism.scaling import MARGIN
 from sluice.methods.dpis import ImportanceSampling
 from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
-from sluice.training.context import Loss, TrainingContext
+from sluice.training.context import Loss, RawSum, TrainingContext
 from sluice.training.executor import Draft, ReplayableExecutor
 
 # No candidate is kept more rarely than this, and none has a weight above 1 / (LEAST_SHARE C): rounding errors of tiny
@@ -66,7 +66,7 @@ def shares(norms: Tensor, *, clip_norm: float) -> Shares:
 class RawSums:
     """The three sums over the candidates, and the divisor that is public: sensitive until noise is added."""
 
-    gradients: dict[str, Tensor]
+    gradients: RawSum
     shares: Tensor
     clipped: Tensor
     expected: float
@@ -86,6 +86,8 @@ class ImportanceSamplingExecutor(ReplayableExecutor[RawSums]):
         kept is a coin of each record's own.
     """
 
+    takes_workers = True
+
     def __init__(self, mechanism: ImportanceSampling, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
         self.mechanism = mechanism
@@ -101,34 +103,33 @@ class ImportanceSamplingExecutor(ReplayableExecutor[RawSums]):
 
     def _measure(self, candidates: Tensor, loss: Loss, *, expected: float) -> tuple[RawSums, int]:
         """The raw sums over the candidates, and how many were kept: sensitive."""
-        coins = self.noise.uniform((len(candidates),))
+        workers = self.context.workers
+        coins = workers.own(self.noise.uniform((len(candidates),)))
         raw_sum = self.context.raw_sum()
-        raw_shares, raw_clipped = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        kept = start = 0
+        raw = torch.zeros(3, dtype=torch.float64)  # shares, clipped gradients, candidates that are kept
+        start = 0
         for chunk in self.context.chunks(candidates, loss):
             norms = chunk.norms
             found = shares(norms, clip_norm=self.clip_norm)
             is_kept = coins[start : start + len(chunk)] < found.keep
             weights = torch.where(is_kept, found.weight, 0.0).to(dtype=norms.dtype, device=norms.device)
             raw_sum.add(chunk, weights)
-            raw_shares += found.keep.sum()
-            raw_clipped += found.clipped.sum()
-            kept += int(is_kept.sum())
+            raw += torch.stack([found.keep.sum(), found.clipped.sum(), is_kept.sum()])
             start += len(chunk)
-        return RawSums(gradients=raw_sum.tensors(), shares=raw_shares, clipped=raw_clipped, expected=expected), kept
+        raw_shares, raw_clipped, kept = workers.total(raw).split(1)
+        return RawSums(gradients=raw_sum, shares=raw_shares, clipped=raw_clipped, expected=expected), int(kept)
 
     def publish(self, content: RawSums) -> dict[str, Any]:
         mechanism, expected = self.mechanism, content.expected
-        gradients = list(content.gradients.values())
-        for raw, multiplier, sensitivity, error in (
-            (gradients, mechanism.noise_multiplier, 1.0, self.context.sum_error),
-            ([content.shares], mechanism.norm_noise, 1.0, 0.0),
-            ([content.clipped], 2 * mechanism.count_noise, 0.5, 0.0),
+        noisy = self.context.noisy(content.gradients, noise_multiplier=mechanism.noise_multiplier, sensitivity=1.0)
+        for raw, multiplier, sensitivity in (
+            (content.shares, mechanism.norm_noise, 1.0),
+            (content.clipped, 2 * mechanism.count_noise, 0.5),
         ):
-            noisy_sum(raw, noise_multiplier=multiplier, sensitivity=sensitivity, noise=self.noise, sum_error=error)
+            noisy_sum([raw], noise_multiplier=multiplier, sensitivity=sensitivity, noise=self.noise)
         scale = mechanism.first_clip_norm / expected
         return {
-            "gradient": self.context.as_update({name: noisy.mul_(scale) for name, noisy in content.gradients.items()}),
+            "gradient": self.context.as_update({name: each.mul_(scale) for name, each in noisy.items()}),
             "share": float(content.shares) / expected,
             "clipped": 0.5 + float(content.clipped) / expected,
         }

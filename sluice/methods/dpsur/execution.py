@@ -14,7 +14,6 @@ from sluice._base.errors import InputError
 from sluice.accounting.dpsur import most_attempts_at_once
 from sluice.mechanism.attempt import RAREST_USEFUL_ATTEMPT
 from sluice.methods.dpsur import DpsurMechanism
-from sluice.randomness.noise import noisy_sum
 from sluice.randomness.sampling import PoissonSampler
 from sluice.training.context import Loss, TrainingContext
 from sluice.training.executor import Draft, ReplayableExecutor
@@ -38,6 +37,8 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
         are bit for bit as before. Whatever is shown depends on at most ``max_attempts`` attempts; those of a release that
         was lost are not known and count as the most that one release may make.
     """
+
+    takes_workers = True
 
     def __init__(self, mechanism: DpsurMechanism, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
@@ -98,20 +99,16 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
         scaling, raw_sum = self._mechanism.scaling, self.context.raw_sum()
         for chunk in self.context.chunks(indices, loss):
             raw_sum.add(chunk, scaling(chunk.norms))
-        gradient = raw_sum.tensors()
-        noisy_sum(
-            list(gradient.values()),
-            noise_multiplier=self._mechanism.noise_multiplier,
-            sensitivity=scaling.sensitivity,
-            noise=self.noise,
-            sum_error=self.context.sum_error * scaling.sensitivity,
+        gradient = self.context.noisy(
+            raw_sum, noise_multiplier=self._mechanism.noise_multiplier, sensitivity=scaling.sensitivity
         )
         return {name: noisy.div_(self._mechanism.expected_batch_size) for name, noisy in gradient.items()}
 
     def _raw_change(self, raw_before: Tensor, raw_after: Tensor) -> float:
         """The clipped change of the loss. One that is not a number counts as the worst there is."""
         clip = self._mechanism.loss_clip
-        raw_change = float((raw_after - raw_before).sum()) / self._mechanism.expected_validation_size
+        raw_sum = self.context.workers.total((raw_after - raw_before).sum())
+        raw_change = float(raw_sum) / self._mechanism.expected_validation_size
         return min(max(raw_change, -clip), clip) if math.isfinite(raw_change) else clip
 
     def _passes(self, raw_change: float) -> bool:

@@ -25,6 +25,8 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
         turn and their noise are gone (docs/matrix.md, section 3).
     """
 
+    takes_workers = True
+
     def __init__(self, mechanism: MatrixMechanism, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
         self._mechanism = mechanism

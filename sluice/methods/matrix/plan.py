@@ -188,4 +188,6 @@ def _learning_rates(settings: RunSettings) -> tuple[float, ...] | None:
     shares = [step / settings.releases for step in range(settings.releases)]
     if settings.lr_schedule == "linear":
         return tuple(1 - share for share in shares)
+    if settings.lr_schedule == "step":
+        return tuple(1.0 if share < 0.5 else 0.1 for share in shares)
     return tuple((1 + math.cos(math.pi * share)) / 2 for share in shares)

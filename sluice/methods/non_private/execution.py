@@ -14,6 +14,8 @@ from sluice.training.executor import Draft, Executor
 class Epochs(Executor[tuple[Tensor, Loss]]):
     """Ordinary training. A release is one pass over the data."""
 
+    takes_workers = True
+
     def __init__(self, mechanism: NonPrivate, context: TrainingContext) -> None:
         super().__init__(releases=mechanism.releases, context=context)
         self._batch_size = mechanism.batch_size
@@ -32,9 +34,9 @@ class Epochs(Executor[tuple[Tensor, Loss]]):
         module = self.context.module
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        for x, y in self.context.pairs(indices):
+        for x, y in self.context.pairs(self.context.workers.own(indices)):
             share = len(y) / len(indices)
             found = torch.autograd.grad(loss(apply(module, x), y) * share, list(parameters.values()))
             for name, gradient in zip(parameters, found, strict=True):
                 total[name] += gradient
-        return total
+        return self.context.workers.totals(total)

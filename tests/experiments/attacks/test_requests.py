@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from sluice._base.errors import InputError
 from sluice.cli import main
-from sluice.experiments.attacks import cells
+from sluice.experiments.attacks import cells, table
 from sluice.experiments.attacks.carry_out import lira_attacks, shadow_logits
-from sluice.experiments.attacks.cells import for_records
+from sluice.experiments.attacks.cells import ModelCell, for_records
 from sluice.experiments.attacks.pool import PoolSource, load_pool
 from sluice.experiments.attacks.recipes import shadow_settings, target_settings
 from sluice.experiments.attacks.request import AttackRequest, attacked_targets
 from sluice.experiments.attacks.targets import half_target
+from sluice.experiments.jobs import JobOptions, Lost
 
 QUICK = {"releases": 2}
 
@@ -91,7 +94,7 @@ def test_targets_see_pixels_whatever_their_net(method, model):
 
 
 def test_only_public_data_sets_are_attacked_outside_a_run(tmp_path):
-    with pytest.raises(InputError, match="--run"):
+    with pytest.raises(InputError, match="Attack a run of it"):
         AttackRequest(attack="loss", dataset=str(tmp_path / "own.npz"))
     with pytest.raises(InputError, match="exactly one"):
         AttackRequest(attack="loss")
@@ -106,7 +109,7 @@ def test_only_public_data_sets_are_attacked_outside_a_run(tmp_path):
 )
 def test_commands_write_results_of_public_data(command, tmp_path, capsys):
     places = f"--results {tmp_path / 'results'} --work {tmp_path / 'work'}"
-    arguments = f"attack {command} --dataset digits --set releases=2 --method dpsgd {places} --json"
+    arguments = f"attack --attacks {command} --dataset digits --set releases=2 --method dpsgd {places} --json"
     with pytest.raises(SystemExit) as end:
         main(arguments.split())
     assert not end.value.code
@@ -124,7 +127,7 @@ def test_commands_write_results_of_public_data(command, tmp_path, capsys):
 def test_results_on_a_run_stay_private(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = "train --dataset digits --noise-multiplier 3 --batch-size 64 --releases 2 --seed 1 --run run"
-    for command in (train, "attack loss --run runs/run"):
+    for command in (train, "attack runs/run"):
         with pytest.raises(SystemExit) as end:
             main(command.split())
         assert not end.value.code
@@ -134,8 +137,73 @@ def test_results_on_a_run_stay_private(tmp_path, capsys, monkeypatch):
     assert (found["members"], found["non_members"]) == (1437, 360)
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     with pytest.raises(SystemExit):
-        main(f"attack loss --run runs/run --results {tmp_path}".split())
+        main(f"attack runs/run --results {tmp_path}".split())
     assert "private" in capsys.readouterr().err
+
+
+def test_several_attacks_share_a_command(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(
+            f"attack --attacks loss,lira --shadows 2 --dataset digits --set releases=2 --work {tmp_path} --json".split()
+        )
+    assert not end.value.code
+    found = json.loads(capsys.readouterr().out)["targets"]
+    assert [payload["attack"] for payload in found] == ["loss", "lira"]
+    assert ["shadows" in payload for payload in found] == [False, True]
+    assert found[0]["attacks"]["loss"] == found[1]["attacks"]["loss"]  # the same target
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("--dataset digits --attacks guess", "attacks='guess'"),
+        ("--dataset digits --shadows 4", "shadows=4 has no effect: only lira, rmia"),
+        ("--dataset digits --attacks lira --epochs 4", "epochs=4 has no effect: only shadow, white-box"),
+        ("runs/run --method dpsgd", "method='dpsgd' is not allowed with RUN"),
+        ("", "exactly one"),
+    ],
+)
+def test_what_an_attack_would_not_read_is_refused(wrong, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(f"attack {wrong}".split())
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_cells_of_other_workers_are_stored_here_and_lost_ones_say_so(tmp_path, monkeypatch):
+    base = AttackRequest(attack="loss", dataset="digits")
+    asked = {"datasets": ["digits"], "methods": ["non-private", "dpsgd"], "attacks": ["white-box"]}
+    first, second = table.plan_attacks(base, epsilons=[1.0], seeds=[0], **asked)
+    result = {"attacks": {}, "train_accuracy": 0.5}
+
+    def elsewhere(function, cells, options):
+        assert options == JobOptions(backend="dask")
+        assert list(cells) == [first, second]
+        yield first, (result, "")
+        yield second, Lost(reason="its worker died 4 times")
+
+    monkeypatch.setattr(table, "run_jobs", elsewhere)
+    found = list(table.run_cells([first, second], tmp_path, JobOptions(backend="dask")))
+    assert found == [(first, result, ""), (second, None, "failed: its worker died 4 times")]
+    assert table.stored_cell(tmp_path, first) == result
+    assert table.stored_cell(tmp_path, second) is None
+
+
+def test_a_model_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
+    """Two cells of a table may need the same shadow model; it is trained once."""
+    settings = target_settings("digits", method="non-private", epsilon=None, seed=0, changes=QUICK)
+    cell = ModelCell(source=PoolSource(dataset="digits", records=60), settings=settings, inside=np.arange(60) < 30)
+    trained = []
+
+    def train(cell, work, pool, run):
+        trained.append(cell)
+        time.sleep(0.1)
+        np.save(run.parent / "logits.npy", np.zeros(1))
+
+    monkeypatch.setattr(cells, "_train_alone", train)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: cells._train(cell, tmp_path), range(3)))
+    assert len(trained) == 1
 
 
 def test_reproduce_attacks_writes_a_table_and_uses_stored_cells(tmp_path, capsys):

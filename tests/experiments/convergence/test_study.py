@@ -14,6 +14,7 @@ from sluice.experiments.convergence.plot import convergence_png
 from sluice.experiments.convergence.problems import Quadratic
 from sluice.experiments.convergence.study import Setting, lines_of, run_setting, settings, stored_line
 from sluice.experiments.convergence.texts import as_csv, markdown, verdict
+from sluice.experiments.jobs import JobOptions, Lost
 
 SMALL = Setting(problem="quadratic", bound=1.0, epsilon=8.0, lr=0.5, releases=8, batch_size=20)
 
@@ -33,6 +34,22 @@ def test_a_setting_is_run_once_and_holds_its_bound(tmp_path, monkeypatch):
     assert list(lines_of(tmp_path, [SMALL], (0, 1), again=False, run=True)) == [line]
     assert list(lines_of(tmp_path, [replace(SMALL, lr=0.4)], (0, 1), again=False, run=False)) == []
     assert stored_line(tmp_path, SMALL, (0, 2)) is None
+
+
+def test_settings_that_other_workers_run_are_stored_here_and_lost_ones_named(tmp_path, monkeypatch):
+    others = [replace(SMALL, lr=lr) for lr in (0.1, 0.2, 0.3)]
+
+    def elsewhere(function, items, options):
+        assert options == JobOptions(backend="ray")
+        for setting in items:
+            yield setting, Lost(reason="its worker died 4 times") if setting.lr == 0.2 else function(setting)
+
+    monkeypatch.setattr(study, "run_jobs", elsewhere)
+    lines = lines_of(tmp_path, others, (0,), again=False, run=True, options=JobOptions(backend="ray"))
+    assert [next(lines).setting.lr, next(lines).setting.lr] == [0.1, 0.3]
+    with pytest.raises(DataError, match=r"not run: .*lr0.2.*its worker died 4 times"):
+        next(lines)
+    assert stored_line(tmp_path, others[2], (0,)) is not None
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
@@ -65,7 +82,7 @@ def test_all_settings_have_names_of_their_own_and_steps_that_the_proof_allows():
 
 def test_the_command_writes_what_is_stored(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "settings", lambda: (SMALL, replace(SMALL, beta=None)))
-    options = {"results": tmp_path, "output": tmp_path / "table", "again": False}
+    options = {"results": tmp_path, "output": tmp_path / "table", "again": False, "options": JobOptions()}
     command.reproduce_convergence(problems=("quadratic",), seeds=("0",), no_run=False, as_json=True, **options)
     answer = json.loads(capsys.readouterr().out)
     assert answer["not_run"] == 0

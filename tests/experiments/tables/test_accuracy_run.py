@@ -1,24 +1,28 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
+import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from joblib import parallel_config
 
-from sluice._base.errors import DataError, InputError
+from sluice._base.errors import DataError
+from sluice.experiments import jobs
+from sluice.experiments.jobs import JobOptions, WorkerDied
 from sluice.experiments.run import Progress
-from sluice.experiments.tables import accuracy_jobs, accuracy_run
+from sluice.experiments.tables import accuracy_run
 from sluice.experiments.tables.accuracy import take_stock
 from sluice.experiments.tables.accuracy_cells import Plan, PlannedCell, plan_cells
-from sluice.experiments.tables.accuracy_jobs import check_jobs, run_cells
+from sluice.experiments.tables.accuracy_jobs import run_cells
 from sluice.experiments.tables.accuracy_results import SourceState, result_path, source_state, store_result
 from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell, run_cell, run_folder
 from sluice.runs import public_files as publication
@@ -199,10 +203,27 @@ def summary(outcomes: list[Outcome]) -> dict[int, float]:
 def same_as_alone(plan: Plan, folder: Path, *, backend: str) -> None:
     alone = list(run_cells(plan.cells, conditions(folder / "a", threads=1)))
     where = conditions(folder / "b", threads=1)
-    together = list(run_cells(plan.cells, where, jobs=2, backend=backend))
+    together = list(run_cells(plan.cells, where, options=JobOptions(backend=backend, jobs=2)))
     assert len(summary(together)) == len(plan.cells)
     assert summary(together) == summary(alone)
     assert take_stock(plan, where.results).open == ()
+
+
+class Threads:
+    """A backend whose workers are threads of this process."""
+
+    def __init__(self, width: int | None) -> None:
+        self.width = width
+        self._executor = ThreadPoolExecutor(3)
+
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
+        return self._executor.submit(function, item)
+
+    def wait(self, handles: Collection[Future[Any]]) -> Collection[Future[Any]]:
+        return wait(handles, return_when=FIRST_COMPLETED).done
+
+    def result(self, handle: Future[Any]) -> Any:
+        return handle.result()
 
 
 def test_cells_in_threads_of_one_process_take_turns(tmp_path, monkeypatch):
@@ -216,34 +237,76 @@ def test_cells_in_threads_of_one_process_take_turns(tmp_path, monkeypatch):
         running -= 1
         return {"seed": planned.cell.seed}
 
-    @contextmanager
-    def threads(jobs: int | None, scheduler: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-        with parallel_config(backend="threading"):
-            yield 3, {"return_as": "generator_unordered"}
-
     monkeypatch.setattr("sluice.experiments.tables.accuracy_run._run", run)
-    monkeypatch.setitem(accuracy_jobs._BACKENDS, "loky", threads)
-    outcomes = list(run_cells(small_plan("non-private", (0, 1, 2)).cells, conditions(tmp_path), jobs=3))
+    monkeypatch.setattr(jobs, "_opened", lambda options: nullcontext(Threads(None)))
+    cells = small_plan("non-private", (0, 1, 2)).cells
+    outcomes = list(run_cells(cells, conditions(tmp_path), options=JobOptions(jobs=3)))
     assert sorted(outcome.result["seed"] for outcome in outcomes if outcome.result) == [0, 1, 2]
     assert most == 1
 
 
 def test_results_of_a_worker_with_a_disk_of_its_own_are_kept(tmp_path, monkeypatch):
-    @contextmanager
-    def forgetful(jobs: int | None, scheduler: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-        with parallel_config(backend="threading"):
-            yield 1, {}
-
-    monkeypatch.setitem(accuracy_jobs._BACKENDS, "dask", forgetful)
+    monkeypatch.setattr(jobs, "_opened", lambda options: nullcontext(Threads(1)))
     monkeypatch.setattr("sluice.experiments.tables.accuracy_run.store_result", lambda *arguments: None)
     plan, where = small_plan("non-private"), conditions(tmp_path)
-    list(run_cells(plan.cells, where, backend="dask"))
+    list(run_cells(plan.cells, where, options=JobOptions(backend="dask")))
     assert take_stock(plan, where.results).open == ()
+
+
+def test_a_result_that_was_stored_but_not_handed_over_is_not_made_again(tmp_path, monkeypatch):
+    plan, where = small_plan("non-private"), conditions(tmp_path)
+    stored = run_cell(plan.cells[0], where)
+    monkeypatch.setattr(jobs, "_opened", lambda options: nullcontext(Threads(1)))
+    monkeypatch.setattr("sluice.experiments.tables.accuracy_run._run", lambda *arguments: pytest.fail("run again"))
+    assert list(run_cells(plan.cells, where, options=JobOptions(jobs=2))) == [stored]
+
+
+def test_a_cell_whose_workers_all_died_is_a_failed_cell(tmp_path, monkeypatch):
+    class Dying(Threads):
+        def result(self, handle: Future[Any]) -> Any:
+            raise WorkerDied("out of memory")
+
+    monkeypatch.setattr(jobs, "_opened", lambda options: nullcontext(Dying(1)))
+    monkeypatch.setattr("sluice.experiments.tables.accuracy_run._run", lambda *arguments: {})
+    (planned,) = small_plan("non-private").cells
+    (outcome,) = run_cells([planned], conditions(tmp_path), options=JobOptions(jobs=2, retries=1))
+    assert outcome == Outcome(cell=planned.cell, failure="its worker died 2 times: out of memory")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # a cluster's own threads and sockets end when they like
+def test_a_dask_worker_killed_in_the_middle_of_a_cell_costs_a_part_of_that_cell(tmp_path):
+    """The others are not disturbed, and the cell is resumed where its last checkpoint is, by another process."""
+    pytest.importorskip("distributed")
+    plan = small_plan("dpsgd", (0, 1, 2), releases=150)
+    alone = list(run_cells(plan.cells, conditions(tmp_path / "a", threads=1)))
+    where = conditions(tmp_path / "b", threads=1)
+    victim = run_folder(where.work, plan.cells[1]) / "run" / "private"
+    killed: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not killed:
+            if list(victim.glob("checkpoints/*")):
+                holder = int((victim / "lock").read_text())
+                os.kill(holder, signal.SIGKILL)
+                killed.append(holder)
+            time.sleep(0.005)
+
+    hunter = threading.Thread(target=kill)
+    hunter.start()
+    together = list(run_cells(plan.cells, where, options=JobOptions(backend="dask", jobs=2)))
+    hunter.join()
+    assert killed
+    assert killed[0] != os.getpid()
+    assert summary(together) == summary(alone)
+    sittings = {outcome.cell.seed: outcome.result["sittings"] for outcome in together if outcome.result is not None}
+    assert sittings == {0: 1, 1: 2, 2: 1}
 
 
 @pytest.mark.slow
 def test_processes_give_the_same_results(tmp_path):
-    same_as_alone(small_plan("non-private", (0, 1)), tmp_path, backend="loky")
+    same_as_alone(small_plan("non-private", (0, 1)), tmp_path, backend="joblib")
 
 
 @pytest.mark.slow
@@ -251,26 +314,6 @@ def test_processes_give_the_same_results(tmp_path):
 def test_a_dask_cluster_gives_the_same_results(tmp_path):
     pytest.importorskip("distributed")
     same_as_alone(small_plan("non-private", (0, 1)), tmp_path, backend="dask")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"backend": "threads"}, "backend='threads' is not allowed"),
-        ({"jobs": 0}, "jobs=0 is not allowed"),
-        ({"scheduler": "here:1"}, "scheduler='here:1' is not allowed for backend='loky'"),
-    ],
-)
-def test_bad_ways_to_run(changes, message):
-    with pytest.raises(InputError, match=message):
-        check_jobs(**{"jobs": None, "backend": "loky", "scheduler": None, **changes})
-
-
-@pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
-def test_a_backend_that_is_not_installed_is_named(tmp_path, monkeypatch, backend, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"backend='{backend}' needs a package .* pip install '{backend}"):
-        list(run_cells(small_plan("non-private").cells, conditions(tmp_path), backend=backend))
 
 
 def test_the_source_is_that_of_the_package():

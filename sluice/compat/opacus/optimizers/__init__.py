@@ -74,7 +74,7 @@ class DPOptimizer(PrivateOptimizer):
 def _fixed(name: str, instead: str) -> str:
     return (
         f"optimizer.{name} cannot be changed while training: it is part of what the run promises. Fix it in advance with "
-        f"make_private({instead}=Schedule(...)), from sluice.mechanism.clipping."
+        f"make_private({instead}=Schedule(...)), from sluice."
     )
 
 
