@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
+from sluice.gradients import Chunk
 from sluice.gradients.loop import LoopCapture
 from sluice.randomness.model_state import ModelRandomness
 from sluice.training.batches import Batches, rows_in
@@ -36,6 +37,8 @@ class PrivateLoader:
         self._piece_size = piece_size
         self._releases_per_pass = releases_per_pass
         self.last_piece = False
+        #: What a step does with the chunk that it has collected.
+        self.take: Callable[[Chunk | None], None] = lambda chunk: None
         self.randomness: ModelRandomness | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -66,8 +69,9 @@ class PrivateLoader:
             if not self._executor.still_possible:
                 return
             randomness.enter()
-        if rounds and self._executor.absorb(None):  # other workers have one record more than this one
-            self._executor.finish()
+        if rounds:  # other workers have one record more than this one
+            self.last_piece = True
+            self.take(None)
 
 
 def ordinary_loop(
@@ -85,8 +89,7 @@ def ordinary_loop(
         releases_per_pass=releases_per_pass,
     )
 
-    def consume() -> None:
-        chunk = capture.collect()
+    def take(chunk: Chunk | None) -> None:
         if loader.randomness is not None:
             loader.randomness.leave()
         updater.check_settings()
@@ -96,4 +99,5 @@ def ordinary_loop(
         else:
             updater.nothing_released()
 
-    return capture, PrivateOptimizer(updater, consume=consume), loader
+    loader.take = take
+    return capture, PrivateOptimizer(updater, consume=lambda: take(capture.collect())), loader
