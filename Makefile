@@ -34,7 +34,7 @@ unit: $(READY)
 # The libraries that Sluice trains inside of are heavy, so they have an environment of their own.
 test-integrations:
 	test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
-	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[integrations]' pytest
+	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[data,integrations]' hypothesis pytest
 	.venv-integrations/bin/python -m pytest tests/integrations
 
 test-slow: $(READY)

@@ -125,7 +125,11 @@ def seconds(step: Callable[[], object], *, repeats: int = 5) -> float:
 
 def way_of(gradients: PerSampleGradients) -> str:
     """How gradients are found: by rules, or some or all by a fallback."""
-    fallbacks = {unit.name: "vmap" for unit in gradients._units.values() if isinstance(unit.rule, VmapRule)}
+    fallbacks = {
+        unit.name: "loop" if getattr(unit.rule, "by_loop", False) else "vmap"
+        for unit in gradients._units.values()
+        if isinstance(unit.rule, VmapRule)
+    }
     if not fallbacks:
         return "native"
     whole = fallbacks.get("")

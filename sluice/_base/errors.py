@@ -18,4 +18,10 @@ class DataError(SluiceError):
 
 
 class UnsupportedModuleError(SluiceError):
-    """A module cannot be trained privately as it is; the message names the replacement."""
+    """A module cannot be trained privately as it is; the message names the replacement.
+
+    Attributes:
+        module: the name of the module that could not be recorded, where that is known.
+    """
+
+    module: str | None = None

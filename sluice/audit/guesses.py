@@ -31,8 +31,8 @@ LENGTHS = {LIKELIHOOD: 1.0, LONGER: 4.0}
 
 FEWEST_CANARIES = 16
 
-_DRAWS = 10_000_000
-_POOL = 500_000
+_DRAWS = 5_000_000
+_POOL = 200_000
 _SMALLEST_POOL = 4_000
 _DRAWS_AT_ONCE = 1 << 20
 _CANDIDATES = 40
@@ -155,7 +155,7 @@ class Plan:
 
 
 def plan_guesses(
-    channel: Channel,
+    mechanism: Channel | object,
     *,
     canaries: int,
     scores: tuple[str, ...] = (LIKELIHOOD, LONGER, DISPLACEMENT),
@@ -165,11 +165,19 @@ def plan_guesses(
 ) -> Plan:
     """The numbers of guesses that give the best bounds, on average, for the mechanism as it is claimed, and the best tests.
 
+    Args:
+        mechanism: one that releases scaled sums, or what reaches an observer of it.
+
     Scores that come from elsewhere are planned as if they were log likelihood ratios.
 
     Guarantee:
         A function of public values alone; whichever numbers come out, the bounds hold.
     """
+    channel = mechanism if isinstance(mechanism, Channel) else Channel.of(mechanism)
+    if channel is None:
+        raise InputError(
+            f"mechanism={mechanism!r} is not allowed: its releases are no scaled sums. Give Channel.of_epsilon(epsilon, delta=...)."
+        )
     require_canaries(canaries)
     validate.open_fraction(delta=delta, confidence=confidence)
     random = np.random.default_rng(seed)

@@ -41,8 +41,8 @@ def audit_page(evidence: Evidence | Trials) -> str:
     """
     result = evidence.result
     name = result.bounds[0].score
-    scores = evidence.scores[name] if isinstance(evidence, Evidence) else evidence.scores
-    members = evidence.members
+    scores = _drawable(evidence.scores[name] if isinstance(evidence, Evidence) else evidence.scores)
+    members = np.asarray(evidence.members).astype(bool)
     body = [f"<h1>{TITLE}</h1>", f'<p class="headline">{escape(_headline(result))}</p>']
     if result.refuted:
         body.append('<p class="warning">The claim is refuted: do not publish anything that rests on it.</p>')
@@ -88,6 +88,15 @@ def audit_page(evidence: Evidence | Trials) -> str:
         )
     body.append(html_section(Section(title="Commands", items=COMMANDS), plots={}))
     return document(TITLE, "\n".join(body))
+
+
+def _drawable(scores: Array) -> Array:
+    """Infinite scores at the ends of the others, in the same order."""
+    values = np.asarray(scores, dtype=float)
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min() - 1.0, finite.max() + 1.0) if len(finite) else (-1.0, 1.0)
+    drawable: Array = np.clip(values, low, high)
+    return drawable
 
 
 def _headline(result: AuditResult) -> str:
@@ -205,14 +214,15 @@ def _histogram(scores: Array, members: Array, name: str) -> str:
 
 
 def _guesses_plot(evidence: Evidence, result: AuditResult) -> str:
-    count = len(evidence.members)
+    members = np.asarray(evidence.members).astype(bool)
+    count = len(members)
     candidates = sorted({2 * round(each / 2) for each in np.linspace(2, count, _COUNTS)} - {0})
     lines = []
     for bound, color in zip(result.bounds, (BLUE, GREEN), strict=True):
         scores, share = evidence.scores[bound.score], evidence.plan.confidence_of(bound.score)
 
         def value(guesses: int, scores: Array = scores, share: float = share, method: str = bound.method) -> float:
-            correct = right_guesses(scores, evidence.members, guesses=guesses)
+            correct = right_guesses(scores, members, guesses=guesses)
             return METHODS[method](
                 canaries=count, guesses=guesses, correct=correct, delta=evidence.delta, confidence=share
             )

@@ -73,6 +73,23 @@ class AuditResult:
         return "refuted" if self.refuted else "not refuted"
 
     @property
+    def method(self) -> str:
+        """Of the first bound; so are the four that follow."""
+        return self.bounds[0].method
+
+    @property
+    def assumption(self) -> str:
+        return self.bounds[0].assumption
+
+    @property
+    def guesses(self) -> int:
+        return self.bounds[0].guesses
+
+    @property
+    def correct(self) -> int:
+        return self.bounds[0].correct
+
+    @property
     def ceiling(self) -> float:
         """What the unconditional bound would be if all guesses were right."""
         return self.bounds[0].ceiling

@@ -38,6 +38,7 @@ class Trials:
         score: what the scores are called.
         kind: of the canary, and what a trial was.
         claim: what is claimed of one trial; None for nothing.
+        notes: what else is to be known.
 
     Guarantee:
         If trials are independent and each is private as claimed, every bound exceeds the true epsilon of a trial with
@@ -52,6 +53,7 @@ class Trials:
     delta: float
     confidence: float = 0.95
     claim: Claim | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, what in ((self.choosing, "that choose the threshold"), (~self.choosing, "that are counted")):
@@ -78,6 +80,7 @@ class Trials:
             p_value=p_value,
             refuted=p_value is not None and p_value < 1 - self.confidence,
             rehearsal=True,
+            notes=self.notes,
         )
 
     def counts(self, method: str) -> dict[str, int]:

@@ -135,6 +135,7 @@ def scores(
         int | None, typer.Option(help="How many to make, fixed before; if not given, planned for the claim.")
     ] = None,
     confidence: Confidence = 0.95,
+    page: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Audit by scores and coins from any library: higher scores for canaries that seem to be in the data.
@@ -145,9 +146,11 @@ def scores(
     Example: sluice audit scores scores.npz --delta 1e-5 --claimed-epsilon 1
     """
     from sluice._base import validate
+    from sluice._base.files import write_atomically
     from sluice.audit.curves import Claim
+    from sluice.audit.evidence import Evidence
     from sluice.audit.guesses import Channel, Plan, plan_guesses
-    from sluice.audit.scores import audit_scores
+    from sluice.audit.page import audit_page
 
     validate.open_fraction(delta=delta, confidence=confidence)
     arrays = _arrays(file)
@@ -158,7 +161,17 @@ def scores(
         plan = plan_guesses(channel, canaries=count, scores=("scores",), delta=delta, confidence=confidence)
     else:
         plan = Plan.fixed(guesses, confidence=confidence)
-    found = audit_scores({"scores": arrays["scores"]}, arrays["members"], plan=plan, delta=delta, claim=claim)
+    evidence = Evidence(
+        scores={"scores": arrays["scores"]},
+        members=arrays["members"],
+        plan=plan,
+        delta=delta,
+        claim=claim,
+        kind="scores",
+    )
+    found = evidence.result
+    if page is not None:
+        write_atomically(page, audit_page(evidence).encode("utf-8"), public=True)
     _finish(found, as_json=as_json)
 
 

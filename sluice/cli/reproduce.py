@@ -189,6 +189,81 @@ def accuracy(
     )
 
 
+@app.command("selection")
+def selection(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option("--datasets", help="Names, separated by commas.", show_default="digits,mnist,fashion-mnist,imdb"),
+    ] = None,
+    epsilons: Annotated[
+        list[str] | None, typer.Option("--epsilons", help="Separated by commas.", show_default="3,1")
+    ] = None,
+    arms: Annotated[
+        list[str] | None,
+        typer.Option("--arms", help="Ways to select, separated by commas: see docs/reproduce.md.", show_default="all"),
+    ] = None,
+    regimes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--regimes",
+            help="plain, wrong20, wrong40, poisoned5, batch16, batch64, noiseless, separated by commas.",
+            show_default="plain",
+        ),
+    ] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option("--seeds", help="One run for each.", show_default="0,1,2,3,4")
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the stored results.")] = Path(
+        "results/selection"
+    ),
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Folder for unfinished cells; in the user's cache if not given.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets, looked at first.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Discard stored results of these cells and run them from the start.")
+    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; make the table from what is stored.")] = False,
+    inclusion: Annotated[
+        bool, typer.Option("--inclusion", help="Also measure how often the gate accepts records with large gradients.")
+    ] = False,
+    jobs: Jobs = None,
+    backend: Backend = "joblib",
+    address: Address = None,
+    retries: Retries = RETRIES,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads of PyTorch in each job.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What selection does: the same training without a gate, with each kind of gate, and with a coin, paired over seeds.
+
+    Cells are stored and resumed as by reproduce accuracy. The table shows every cell that is stored in the folder, and differences to
+    "no gate" with confidence intervals.
+
+    Example: sluice reproduce selection --datasets digits --epsilons 3
+    """
+    from sluice.cli.reproduce_selection import SelectionRequest, reproduce_selection
+    from sluice.experiments.jobs import JobOptions
+
+    reproduce_selection(
+        SelectionRequest(
+            datasets=tuple(datasets or ("digits", "mnist", "fashion-mnist", "imdb")),
+            epsilons=tuple(epsilons or ("3", "1")),
+            arms=tuple(arms or ()),
+            regimes=tuple(regimes or ("plain",)),
+            seeds=tuple(seeds or ("0", "1", "2", "3", "4")),
+            results=results,
+            work=work,
+            data_dir=data_dir,
+            again=again,
+            no_run=no_run,
+            inclusion=inclusion,
+            options=JobOptions(backend=backend, address=address, jobs=jobs, retries=retries),
+            threads=threads,
+            as_json=as_json,
+        )
+    )
+
+
 @app.command("attacks")
 def attacks(
     datasets: Annotated[

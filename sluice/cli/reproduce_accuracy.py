@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -116,7 +116,7 @@ def finish_cells(
     failures: dict[Cell, str] = {}
     found = dict(stock.results)
     if not request.no_run:
-        for outcome in _run(request, plan, stock, conditions, watch):
+        for outcome in run_open(request, plan, stock, conditions, watch):
             if outcome.result is None:
                 failures[outcome.cell] = outcome.failure
             else:
@@ -151,7 +151,23 @@ def numbers_of(name: str, given: tuple[str, ...], kind: Callable[[str], Number])
     return list(dict.fromkeys(numbers))
 
 
-def _run(request: Request, plan: Plan, stock: Stock, conditions: Conditions, watch: Watch | None) -> Iterator[Outcome]:
+class HowToRun(Protocol):
+    """What running cells needs of a command line."""
+
+    @property
+    def again(self) -> bool: ...
+
+    @property
+    def options(self) -> JobOptions: ...
+
+    @property
+    def as_json(self) -> bool: ...
+
+
+def run_open(
+    request: HowToRun, plan: Plan, stock: Stock, conditions: Conditions, watch: Watch | None = None
+) -> Iterator[Outcome]:
+    """Run the cells that have no result, and say on standard error how far that is."""
     screen = _Screen(total=len(stock.open), quiet=request.as_json)
     for remark in stock.remarks:
         screen.say(f"{remark}: it is run again.")

@@ -12,7 +12,7 @@ from sluice._base.files import write_atomically
 from sluice.cli.output import print_json, print_table
 from sluice.cli.reproduce_accuracy import Request, finish_cells, numbers_of, words_of
 from sluice.experiments.beta.plot import accuracy_png, shares_png
-from sluice.experiments.beta.study import Line, Watch, lines_of, plan_betas
+from sluice.experiments.beta.study import AttemptWatch, Line, lines_of, plan_betas
 from sluice.experiments.beta.texts import COLUMNS, as_csv, cells_of, markdown
 from sluice.experiments.tables.accuracy_cells import parse_overrides
 
@@ -30,7 +30,7 @@ def reproduce_beta(request: Request, *, betas: tuple[str, ...], looks: int, reco
         overrides=parse_overrides(request.changes),
         tag=request.tag,
     )
-    watch = Watch(looks=looks, records=records)
+    watch = AttemptWatch(looks=looks, records=records)
     finished = finish_cells(request, planned.plan, watch=watch, lacks=watch.lacks)
     lines = lines_of(planned, finished.found)
     on = "all" if records is None else f"{records:,}"

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -15,7 +15,7 @@ import typer
 
 from sluice.cli.launching import is_started_here, is_worker, joined, restarts, run_workers
 from sluice.cli.output import print_json
-from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from
+from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from, settings_in
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen
@@ -137,7 +137,8 @@ def _train(overrides: dict[str, Any], operation: _Operation, workers: Workers) -
         if workers.is_first:
             screen.say(f"{path} is finished: nothing is left to do.")
     else:
-        training = _training(run.recorded, operation, screen, workers)
+        defaults = _defaults(overrides, operation.config) if run.is_new else frozenset()
+        training = _training(run.recorded, operation, screen, workers, defaults=defaults)
         if not run.is_new:
             training = _with_features_of(run, training, operation, screen, workers)
         if not workers.is_first:
@@ -249,7 +250,7 @@ def _new_run(overrides: dict[str, Any], operation: _Operation) -> _ChosenRun:
         return _ChosenRun(path=path, is_new=True, recorded=RecordedRun(settings=settings, mechanism=None, result=None))
     if restarted:
         recorded = recorded_run(path)
-        if recorded.settings == settings:
+        if _is_continued(recorded.settings, settings, defaults=_defaults(overrides, operation.config)):
             return _ChosenRun(path=path, is_new=False, recorded=recorded)
     raise InputError(f"run={str(path)!r} exists: choose another name, or resume it: sluice train --resume {path}")
 
@@ -268,6 +269,20 @@ def _is_to_be_shared(operation: _Operation) -> bool:
             f"workers={operation.workers} cannot be given to torchrun, which has started the workers already."
         )
     return operation.workers > 1
+
+
+def _defaults(overrides: dict[str, Any], config: Path | None) -> frozenset[str]:
+    """The settings that nobody chose and that depend on how many records there are."""
+    files = [settings_in(config)] if config is not None else []
+    chosen = {name for each in (*files, overrides) for name in (*each, *each.get("options", {}))}
+    return frozenset(("batch_size", "validation_batch_size")) - chosen
+
+
+def _is_continued(recorded: TrainSettings, settings: TrainSettings, *, defaults: frozenset[str]) -> bool:
+    """Whether a run has these settings, but for what was fitted to its records where nobody chose it."""
+    batch_size = recorded.batch_size if "batch_size" in defaults else settings.batch_size
+    options = recorded.options if "validation_batch_size" in defaults else settings.options
+    return replace(settings, batch_size=batch_size, options=options) == recorded
 
 
 def _with_features_of(
@@ -290,15 +305,18 @@ def _training(
     workers: Workers,
     *,
     features_version: int | None = None,
+    defaults: frozenset[str] = frozenset(),
 ) -> Training:
+    from sluice.experiments.fitting import fitted
     from sluice.experiments.preparing import feature_versions, prepare
     from sluice.experiments.run import Training
 
     settings = recorded.settings
     version = feature_versions(settings)[0] if features_version is None else features_version
+    splits = workers.in_turn(lambda: prepare(settings, data_dir=operation.data_dir, features_version=version))
     return Training(
-        settings=settings,
-        splits=workers.in_turn(lambda: prepare(settings, data_dir=operation.data_dir, features_version=version)),
+        settings=fitted(settings, train=splits.train, defaults=defaults),
+        splits=splits,
         mechanism=recorded.mechanism,
         checkpoint_every=operation.checkpoint_every,
         max_physical_batch_size=operation.max_physical_batch_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 from sluice._base.progress import terminal_bar
 from sluice._base.rounding import rounded_up
 from sluice.cli.output import print_table
+from sluice.experiments.evaluation import ClassAccuracy, balanced_accuracy
 from sluice.experiments.run import Progress, Training, TrainResult
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of
@@ -22,6 +23,7 @@ from sluice.runs.public_files import PLOT, Evaluation
 from sluice.runs.trace import TraceRow
 
 _LINES = 10
+_CLASSES_SHOWN = 20
 
 
 class Screen:
@@ -114,6 +116,10 @@ def print_result(result: TrainResult) -> None:
     rows: list[tuple[str, str]] = []
     if result.test_accuracy is not None:
         rows.append(("test accuracy", f"{100 * result.test_accuracy:.2f} %"))
+    balanced = balanced_accuracy(result.by_class)
+    if balanced is not None:
+        rows.append(("balanced accuracy", f"{100 * balanced:.2f} % (the mean over classes)"))
+        rows += [("of each class", _class_text(result.by_class))] * (len(result.by_class) <= _CLASSES_SHOWN)
     if result.held_out_accuracy is not None:
         rows.append(
             ("held-out accuracy", f"{100 * result.held_out_accuracy:.2f} % (of private records: not to publish)")
@@ -131,11 +137,19 @@ def print_result(result: TrainResult) -> None:
         typer.echo(f"Nothing is proved about the privacy of this run: {result.mechanism.unproved_because}")
 
 
+def _class_text(by_class: Sequence[ClassAccuracy]) -> str:
+    return ", ".join(
+        f"{each.name} {'none' if each.accuracy is None else f'{100 * each.accuracy:.1f} %'}" for each in by_class
+    )
+
+
 def result_as_json(result: TrainResult) -> dict[str, Any]:
     figures = result.mechanism.report(delta=result.delta)
     plot = result.run / "public" / PLOT
     return {
         "test_accuracy": result.test_accuracy,
+        "balanced_accuracy": balanced_accuracy(result.by_class),
+        "by_class": [asdict(each) for each in result.by_class],
         "held_out_accuracy": result.held_out_accuracy,
         "epsilon": result.epsilon,
         "delta": result.delta,

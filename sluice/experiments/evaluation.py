@@ -2,22 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sluice.data import Examples
 
 _BATCH = 2000
+_UNEVEN = 0.8
+"""From this share of the test records on in one class, accuracy alone says little."""
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, examples: Examples) -> float:
-    """The share of records that the model puts into the right class."""
+def outputs(model: nn.Module, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the model says of the records, dropout off, and their labels, batch by batch."""
     was_training = model.training
     model.eval()
-    right = 0
     for positions in torch.arange(len(examples)).split(_BATCH):
         x, y = examples.batch(positions)
-        right += int((model(x).argmax(1) == y).sum())
+        yield model(x), y
     model.train(was_training)
-    return right / len(examples)
+
+
+def accuracy(model: nn.Module, examples: Examples) -> float:
+    """The share of records that the model puts into the right class."""
+    return sum(int((scores.argmax(1) == y).sum()) for scores, y in outputs(model, examples)) / len(examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassAccuracy:
+    """How many test records there are of a class, and the share of them that is put into it (None for no record)."""
+
+    name: str
+    records: int
+    accuracy: float | None
+
+
+def accuracy_by_class(model: nn.Module, examples: Examples, classes: Sequence[str]) -> tuple[ClassAccuracy, ...]:
+    """Accuracy on the records of each class.
+
+    Guarantee:
+        None for these records: they must be public, as test records are.
+    """
+    count, right = torch.zeros(len(classes)), torch.zeros(len(classes))
+    for scores, y in outputs(model, examples):
+        count += torch.bincount(y, minlength=len(classes)).float()
+        right += torch.bincount(y[scores.argmax(1) == y], minlength=len(classes)).float()
+    return tuple(
+        ClassAccuracy(name=name, records=int(count[i]), accuracy=float(right[i] / count[i]) if count[i] else None)
+        for i, name in enumerate(classes)
+    )
+
+
+def balanced_accuracy(found: Sequence[ClassAccuracy]) -> float | None:
+    """The mean of the accuracies of those classes that there are test records of."""
+    known = [each.accuracy for each in found if each.accuracy is not None]
+    return sum(known) / len(known) if known else None
+
+
+def remarks(found: Sequence[ClassAccuracy]) -> Iterator[str]:
+    """What accuracy alone would not show, from the test records, which are public."""
+    total = sum(each.records for each in found)
+    missing = [each.name for each in found if not each.records]
+    if missing:
+        named = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        yield (
+            f"No test record has the class {named}: {len(found) - len(missing)} of {len(found)} classes occur. If they do "
+            "not exist, number the labels without gaps, or give the number of classes (classes)."
+        )
+    largest = max(found, key=lambda each: each.records, default=None)
+    if largest is not None and total and largest.records >= _UNEVEN * total:
+        balanced = balanced_accuracy(found)
+        yield (
+            f"{100 * largest.records / total:.1f} % of the test records have the class {largest.name}: who always says so is right as "
+            f"often. Balanced accuracy, the mean over classes, is {100 * (balanced or 0):.2f} %."
+        )
+
+
+__all__ = ["ClassAccuracy", "accuracy", "accuracy_by_class", "balanced_accuracy", "outputs", "remarks"]

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from sluice._base.errors import DataError
 from sluice.data import Examples, ranked, unlabelled
+from sluice.experiments.encoded import MODEL
 from sluice.experiments.mean_release import MEAN
 from sluice.experiments.preparing import TEXT_DATA_SETS, WEIGHTED_WORDS, text_with_features, with_features
-from sluice.experiments.run import FEATURES, MODEL
+from sluice.experiments.run import FEATURES
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.features import RowFeatures
 from sluice.models import create_model

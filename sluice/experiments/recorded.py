@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sluice._base.errors import DataError
-from sluice._base.files import parse_json, read_bytes
+from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
+from sluice.experiments.evaluation import ClassAccuracy
 from sluice.experiments.mean_release import MEAN
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.mechanism.base import Mechanism
@@ -16,6 +18,8 @@ from sluice.runs.privacy_spent import mechanism_of, spending
 from sluice.runs.public_files import is_published, read_evaluations
 
 HELD_OUT = "held-out.json"
+CLASSES = "classes.json"
+"""Accuracy by class, in ``public/``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,7 @@ class TrainResult:
             early; None where nothing is proved.
         releases: releases in the ledger.
         test_accuracy: None where records were held out: the test set is not read then.
+        by_class: accuracy on the test records of each class; empty where the test set is not read, or in older runs.
         held_out_accuracy: of private records, so not to be published; None where none were held out.
         notes: what the user should know, such as what a crash has cost, or why the run ended before its last release.
     """
@@ -39,6 +44,7 @@ class TrainResult:
     releases: int
     test_accuracy: float | None
     held_out_accuracy: float | None
+    by_class: tuple[ClassAccuracy, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -68,6 +74,23 @@ def recorded_run(path: Path) -> RecordedRun:
         mechanism=mechanism_of(read_ledger(folder.ledger_path).header),
         result=result_of(folder, notes=()) if is_published(folder) else None,
     )
+
+
+def write_classes(folder: RunFolder, found: Sequence[ClassAccuracy]) -> None:
+    """Publish accuracy by class."""
+    content = canonical_json([asdict(each) for each in found]) + b"\n"
+    write_atomically(folder.public / CLASSES, content, public=True)
+
+
+def read_classes(folder: RunFolder) -> tuple[ClassAccuracy, ...]:
+    """What `write_classes` wrote; nothing where it did not."""
+    path = folder.public / CLASSES
+    if not path.exists():
+        return ()
+    try:
+        return tuple(ClassAccuracy(**each) for each in parse_json(read_bytes(path), what=str(path)))
+    except TypeError as error:
+        raise DataError(f"{path} is not a list of classes with name, records and accuracy.") from error
 
 
 def require_untouched(folder: RunFolder) -> None:
@@ -102,8 +125,19 @@ def result_of(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
         releases=contents.spent,
         test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
         held_out_accuracy=held_out_accuracy,
+        by_class=read_classes(folder),
         notes=(*notes, ending) if ending else notes,
     )
 
 
-__all__ = ["HELD_OUT", "RecordedRun", "TrainResult", "recorded_run", "require_untouched", "result_of"]
+__all__ = [
+    "CLASSES",
+    "HELD_OUT",
+    "RecordedRun",
+    "TrainResult",
+    "read_classes",
+    "recorded_run",
+    "require_untouched",
+    "result_of",
+    "write_classes",
+]

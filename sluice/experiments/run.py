@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,12 +21,21 @@ from sluice._base.files import canonical_json, write_atomically
 from sluice._base.interrupts import DelayedInterrupt
 from sluice.audit.canaries import Canaries
 from sluice.audit.files import kept_coins, write_audit
-from sluice.data import DataSplits, Examples, WeightedBagExamples, hold_out
+from sluice.data import DataSplits, Examples
 from sluice.data.fingerprint import fingerprint
-from sluice.experiments.evaluation import accuracy
+from sluice.experiments.encoded import encoded_model
+from sluice.experiments.evaluation import accuracy, accuracy_by_class, remarks
 from sluice.experiments.feature_statements import feature_statements
+from sluice.experiments.fitting import parts
 from sluice.experiments.mean_release import released_mean
-from sluice.experiments.recorded import HELD_OUT, TrainResult, recorded_run, require_untouched, result_of
+from sluice.experiments.recorded import (
+    HELD_OUT,
+    TrainResult,
+    recorded_run,
+    require_untouched,
+    result_of,
+    write_classes,
+)
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.shrinking import shrunk_model
 from sluice.experiments.update_rule import make_optimizer
@@ -47,11 +55,6 @@ from sluice.training.distributed import join
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
 from sluice.training.selective_release import GaveUpError
-
-_HOLD_OUT_SEED = 0
-
-MODEL = "model"
-"""What `model.safetensors` says beside its weights, under one key as JSON: several would stand in random order."""
 
 FEATURES = "features.safetensors"
 """The public constants of features, so that what is published is a whole model."""
@@ -108,7 +111,6 @@ class Training:
         if checkpoint_every is not None:
             validate.positive_integer(checkpoint_every=checkpoint_every)
         validate.positive_integer(max_physical_batch_size=max_physical_batch_size)
-        self.settings = settings
         self._report = report
         self._report_private = report_private
         self._observe_attempt = observe_attempt
@@ -117,9 +119,10 @@ class Training:
         self._train: Examples = splits.train
         self._held_out: Examples | None = None
         if settings.hold_out:
-            self._train, self._held_out = hold_out(splits.train, settings.hold_out, seed=_HOLD_OUT_SEED)
+            self._train, self._held_out = parts(splits.train, settings)
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
+        self.settings = settings
         self._test: Examples = splits.test
         self._classes = splits.classes
         self._features: RowFeatures | None = None
@@ -332,13 +335,14 @@ class Training:
             self._interrupt.let_go()
         keeper.finish()
         self._evaluate(publication)
+        self._look_at_classes(folder)
         self._keep_held_out_accuracy(folder)
         publish(folder, FEATURE_STATEMENTS, canonical_json(feature_statements(self.settings)) + b"\n", ledger)
         if self._features is not None:
             content = encode_weights(self._features.tensors(), self._features.metadata())
             publish(folder, FEATURES, content, ledger)
         with self._published_model() as model:
-            publication.publish_model(self._encoded(model), ledger)
+            publication.publish_model(encoded_model(model, self._train, self._classes), ledger)
         if self._canaries is not None:
             found = self.engine.auditing.evidence(delta=self.settings.delta, accountant=self.engine.accountant)
             write_audit(folder, found)
@@ -380,25 +384,21 @@ class Training:
             publication.add(self._latest)
         return self._latest
 
+    def _look_at_classes(self, folder: RunFolder) -> None:
+        """Publish accuracy by class, on test records, and remark on what accuracy alone would hide."""
+        if self._held_out is not None:
+            return
+        with self._published_model() as model:
+            found = accuracy_by_class(model, self._test, self._classes)
+        write_classes(folder, found)
+        self._notes += remarks(found)
+
     def _keep_held_out_accuracy(self, folder: RunFolder) -> None:
         if self._held_out is None:
             return
         with self._published_model() as model:
             found = {"held_out_accuracy": accuracy(model, self._held_out)}
         write_atomically(folder.private / HELD_OUT, canonical_json(found) + b"\n", public=False)
-
-    def _encoded(self, model: nn.Module) -> bytes:
-        """The weights as safetensors, with what is needed to make the model again."""
-        return encode_weights(
-            {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()},
-            metadata={MODEL: json.dumps(self._described())},
-        )
-
-    def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"classes": self._classes, "input_shape": self._train.input_shape}
-        if isinstance(self._train, WeightedBagExamples):
-            described["function_words"] = self._train.function_words
-        return described
 
     @contextmanager
     def _published_model(self) -> Iterator[nn.Module]:
@@ -436,4 +436,4 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-__all__ = ["FEATURES", "MODEL", "Progress", "TrainResult", "Training", "accuracy", "recorded_run"]
+__all__ = ["FEATURES", "Progress", "TrainResult", "Training", "accuracy", "recorded_run"]

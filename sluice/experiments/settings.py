@@ -207,10 +207,10 @@ class TrainSettings:
                 f"tempering={self.tempering} is not allowed for method={self.method!r}: only methods that sample each record "
                 "alike have it. Leave it out."
             )
-        if self.chosen_gate == "thinning" and self.batch_size == 0:
+        if self.batch_size == 0 and (self.chosen_gate == "thinning" or self.tempering is not None):
             raise InputError(
-                "batch_size=0 is not allowed with gate='thinning': odds of being in every batch stay what they are, and nobody "
-                "would be left out. Give a batch size below the number of records."
+                "batch_size=0 is not allowed with gate='thinning' or tempering: odds of being in every batch stay what they are, "
+                "and nobody would be left out. Give a batch size below the number of records."
             )
         if self.shrinkage is not None and not self.noise_of_weights_is_known:
             raise InputError(
@@ -310,7 +310,7 @@ def settings_from(
     Unknown keys are refused, and so are overrides that would have no effect. A model brings the features that it is
     made for, and features the model, unless both are given.
     """
-    chosen = dict(_read(file)) if file is not None else {}
+    chosen = dict(settings_in(file)) if file is not None else {}
     chosen.update(overrides)
     _require_known(chosen)
     kinds = get_type_hints(TrainSettings)
@@ -409,7 +409,7 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
     return useless
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def settings_in(file: Path) -> Mapping[str, Any]:
     try:
         text = file.read_text("utf-8")
     except FileNotFoundError:

@@ -25,13 +25,14 @@ from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.models import create_model
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
-from sluice.training.selective_release import SelectiveReleaseExecutor
+from sluice.training.selective_release import GaveUpError, SelectiveReleaseExecutor
 
 FEWEST_RELEASES = 100
 #: A threshold is found by few trials; the others are worth more where they are counted.
 CHOOSING_SHARE = 1 / 8
 
 _OTHERS = 16
+_OF_ONE_RELEASE = "Claim and bounds are those of one release with every record in it, not of the run as a whole."
 _INSIDE, _OUTSIDE = b"\x80", b"\x00"
 
 
@@ -64,6 +65,7 @@ def two_runs(rehearsal: Rehearsal, *, releases: int = 4000) -> Trials:
         delta=delta,
         confidence=rehearsal.confidence,
         claim=_claim_of_one_release(mechanism, delta=delta, accountant=rehearsal.settings.accountant),
+        notes=(_OF_ONE_RELEASE,),
     )
 
 
@@ -102,12 +104,15 @@ def _scores(rehearsal: Rehearsal, mechanism: SelectiveRelease, coins: bytes) -> 
     assert isinstance(executor, SelectiveReleaseExecutor)
     seen = []
     before = executor.reference
-    for release in engine.releases(F.cross_entropy):
-        assert observations.latest is not None
-        of_sum = float(observations.latest[0]) / mechanism.sigma**2
-        seen.append(of_sum + _of_reference(mechanism.gate, before, executor.reference))
-        before = executor.reference
-        rehearsal.report(release)
+    try:
+        for release in engine.releases(F.cross_entropy):
+            assert observations.latest is not None
+            of_sum = float(observations.latest[0]) / mechanism.sigma**2
+            seen.append(of_sum + _of_reference(mechanism.gate, before, executor.reference))
+            before = executor.reference
+            rehearsal.report(release)
+    except GaveUpError:
+        pass  # what was released so far is counted
     engine.close()
     return np.array(seen)
 

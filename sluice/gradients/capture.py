@@ -155,6 +155,16 @@ def _bind_once(tap: Tap, scale: float, gradient: Tensor) -> None:
     tap.bind(gradient if scale == 1.0 else gradient * scale)
 
 
+@contextmanager
+def _about(unit: Unit) -> Iterator[None]:
+    """An error that a rule raises is about its unit, unless it says that it is about another one."""
+    try:
+        yield
+    except UnsupportedModuleError as error:
+        error.module = error.module if error.module is not None else unit.name
+        raise
+
+
 class Watch:
     """Watches the forward passes of one model.
 
@@ -268,7 +278,8 @@ class Watch:
             self._advance(unit)
             return None
         if not unit.rule.replaces_forward:
-            output = unit.rule.record(module, self._call(unit, inputs, keywords, output))
+            with _about(unit):
+                output = unit.rule.record(module, self._call(unit, inputs, keywords, output))
         self._advance(unit)
         if self._follower is not None:
             self._follower.paused -= 1
@@ -295,7 +306,8 @@ class Watch:
         try:
             if not torch.is_grad_enabled() or self._is_followed(unit):
                 return unit.module.forward(*inputs, **keywords)
-            return unit.rule.record(unit.module, self._call(unit, inputs, keywords, None))
+            with _about(unit):
+                return unit.rule.record(unit.module, self._call(unit, inputs, keywords, None))
         finally:
             unit.module.__dict__["forward"] = replacement
 

@@ -66,12 +66,10 @@ def refuse_interference(subject: Subject, samples: Samples, outputs: Axes) -> No
         for i in range(_COUNT):
             weights = torch.eye(_COUNT)[i]
             found, other_chunk = subject.recorded(samples.others(_COUNT, but=i), _COUNT)
-            same = _same_outputs(expected, found, outputs, i) and _same_gradients(
-                subject.weighted_sum(chunk, weights), subject.weighted_sum(other_chunk, weights)
-            )
-            if not same:
+            gradients = subject.weighted_sum(chunk, weights), subject.weighted_sum(other_chunk, weights)
+            if not (_same_outputs(expected, found, outputs, i) and _same_gradients(*gradients)):
                 _refuse_state(subject, samples)
-                _refuse_mixing(subject.model, samples)
+                _refuse_mixing(subject.model, samples, outputs, parameter=_most_different(*gradients))
         _refuse_state(subject, samples)
 
 
@@ -89,6 +87,10 @@ def _same_outputs(expected: list[Tensor], found: list[Tensor], axes: Axes, row: 
 def _same_gradients(expected: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
     error = norm({name: value - expected[name] for name, value in found.items()})
     return bool(error <= TOLERANCE * norm(expected) + 1e-30)
+
+
+def _most_different(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
+    return max(expected, key=lambda name: float((expected[name] - found[name]).norm()))
 
 
 def _refuse_state(subject: Subject, samples: Samples) -> None:
@@ -109,12 +111,20 @@ def _refuse_state(subject: Subject, samples: Samples) -> None:
         )
 
 
-def _refuse_mixing(model: nn.Module, samples: Samples) -> NoReturn:
+def _refuse_mixing(model: nn.Module, samples: Samples, outputs: Axes, *, parameter: str) -> NoReturn:
     for row in range(_COUNT):
         name = first_difference(model, samples.few(_COUNT), samples.others(_COUNT, but=row), size=_COUNT, row=row)
         if name is not None:
             raise UnsupportedModuleError(mixing_message(model, name))
-    raise UnsupportedModuleError(
+    if None in outputs:
+        raise UnsupportedModuleError(
+            "The model returns a tensor that is about the batch as a whole, such as the loss that Hugging Face's models compute "
+            "from labels, and a sample's gradient changes through it when the others do. Call the model without labels, and "
+            "compute a loss of each sample from its output."
+        )
+    error = UnsupportedModuleError(
         "A sample's gradient changes when the other samples of its batch do, although no module's output shows it: some "
         "operation mixes samples in its backward pass. Replace it by one that treats samples one by one."
     )
+    error.module = parameter.rpartition(".")[0]
+    raise error

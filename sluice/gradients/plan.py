@@ -67,15 +67,20 @@ def outside(model: nn.Module, units: Mapping[nn.Module, Unit]) -> frozenset[str]
 _HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict, parametrize.ParametrizationList)
 
 
-def enclose(model: nn.Module, units: dict[nn.Module, Unit], parameter: str, *, fallback: Rule) -> None:
-    """Give the smallest module that uses a parameter to the fallback, together with all that it contains."""
-    name = parameter.rpartition(".")[0]
+def user_of(model: nn.Module, name: str) -> str:
+    """The smallest module that uses a parameter, or that calls a module."""
+    name = name.rpartition(".")[0]
     while name and isinstance(model.get_submodule(name), _HOLDERS):
         name = name.rpartition(".")[0]
+    return name
+
+
+def enclose(model: nn.Module, units: dict[nn.Module, Unit], name: str, *, rule: Rule) -> None:
+    """Record a module by this rule, together with all that it contains."""
     module = model.get_submodule(name)
     for part in module.modules():
         units.pop(part, None)
-    units[module] = Unit(name=name, module=module, rule=fallback)
+    units[module] = Unit(name=name, module=module, rule=rule)
 
 
 def _refuse_scripts(model: nn.Module) -> None:

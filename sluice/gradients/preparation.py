@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice._base.errors import InputError, UnsupportedModuleError
+from sluice._base.errors import InputError, SluiceError, UnsupportedModuleError
 from sluice.gradients.capture import Watch
+from sluice.gradients.escalation import Escalation, cannot_be_recorded, warn_of_loops
 from sluice.gradients.functional.trace import NotFollowedError
 from sluice.gradients.interference import refuse_changing_buffers, refuse_interference
 from sluice.gradients.losses import Loss, Total, check_loss
 from sluice.gradients.options import GradientOptions
-from sluice.gradients.plan import Unit, enclose, outside
-from sluice.gradients.probe import Layout, probing_loss, seed, takes_channels_last, undisturbed
+from sluice.gradients.plan import Unit
+from sluice.gradients.probe import Layout, probing_loss, refuse_routing, seed, takes_channels_last, undisturbed
 from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signature
 from sluice.gradients.trees import apply, channels_last, tensors_in
 from sluice.gradients.verification import Subject, verify
@@ -149,25 +150,32 @@ class Preparation:
         )
 
     def _layout(self, samples: Samples, *, check: bool) -> Layout:
-        """Where samples and parameters go; modules with parameters that cannot be followed there go to vmap."""
+        """Where samples and parameters go; modules that cannot be recorded as planned are recorded in another way."""
         planned, first = dict(self._units), None
+        escalation = Escalation(self._subject, self._units, chosen=frozenset(self._options.strategy))
         while True:
             try:
-                return self._checked(samples, check=check)
-            except UnsupportedModuleError as error:
+                places = self._checked(samples, check=check)
+                break
+            except Exception as error:  # the model runs as it is: whatever is raised comes from recording it
                 first = first or error
-                lost = outside(self._module, self._units)
-                lost = lost & error.parameters if isinstance(error, NotFollowedError) else lost
-                if not lost:
+                if not escalation.next(error, samples):
                     self._units.clear()
                     self._units.update(planned)
-                    raise error if isinstance(first, NotFollowedError) else first from None
-                for name in lost:
-                    enclose(self._module, self._units, name, fallback=VmapRule())
+                    # Of parameters that are not followed, what was tried instead says more.
+                    chosen = error if isinstance(first, NotFollowedError) else first
+                    raise chosen if isinstance(chosen, SluiceError) else cannot_be_recorded(chosen) from None
+        warn_of_loops([name for name in escalation.looping if not self._is_looping(planned, name)])
+        return places
+
+    def _is_looping(self, planned: Mapping[nn.Module, Unit], name: str) -> bool:
+        unit = planned.get(self._module.get_submodule(name))
+        return unit is not None and isinstance(unit.rule, VmapRule) and unit.rule.by_loop
 
     def _checked(self, samples: Samples, *, check: bool) -> Layout:
         places = self._subject.probe(samples)
         if check:
+            refuse_routing(self._module, self._units, samples, names=self._subject.names)
             refuse_interference(self._subject, samples, places.outputs)
         if check or places.events:
             # What is followed is compared with ordinary backward passes in any case.

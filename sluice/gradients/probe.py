@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.eager import as_written, forget_removed_hooks
 from sluice.gradients.functional.trace import Event, Tracer, UnitCall, events
 from sluice.gradients.plan import Unit
@@ -113,6 +114,29 @@ def layout(
         followed=followed,
         events=events(two.tracer, three.tracer, followed=followed),
     )
+
+
+def refuse_routing(
+    model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples, *, names: Mapping[Tensor, str]
+) -> None:
+    """Raise if shapes inside the model, or which modules are called, depend on what samples hold, as where they are routed.
+
+    What was seen of made-up samples says nothing about others then.
+    """
+    batches = (samples.few(4), samples.others(4), samples.rows(0, 0, 0, 0), samples.rows(5, 5, 5, 5))
+    first, *others = (_seen(model, units, x, names) for x in batches)
+    # Packed sequences are as long as their samples; their layers find the samples themselves.
+    own = {unit.name for unit in units.values() if unit.rule.owns_batch_axis}
+    for other in others:
+        for key in {**first.inputs, **other.inputs}:
+            if key[0] not in own and first.inputs.get(key) != other.inputs.get(key):
+                error = UnsupportedModuleError(
+                    f"Module '{key[0]}' is called on other shapes when samples hold other values, so that what it computes cannot "
+                    f"be recorded in one piece. Set GradientOptions(strategy={{{key[0].rpartition('.')[0]!r}: 'loop'}}) for "
+                    "the module that calls it."
+                )
+                error.module = key[0]
+                raise error
 
 
 def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:

@@ -109,10 +109,15 @@ def verify(subject: Subject, samples: Samples) -> None:
         _compare(subject, pair)
     if training:
         with undisturbed(model), torch.enable_grad():
-            for module in model.modules():
-                module.training = module.training and type(module) not in _ONLY_DROPOUT
+            quiet(model)
             subject.probe(samples)
             _compare(subject, pair)
+
+
+def quiet(model: nn.Module) -> None:
+    """Switch dropout off where nothing else hangs on a module's mode."""
+    for module in model.modules():
+        module.training = module.training and type(module) not in _ONLY_DROPOUT
 
 
 def _compare(subject: Subject, pair: Any) -> None:

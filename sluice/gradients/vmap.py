@@ -23,9 +23,16 @@ from sluice.gradients.trees import mapped, tensors_in
 
 
 class VmapRule(Rule):
-    """Records a module about which nothing is known but that it treats samples one by one."""
+    """Records a module about which nothing is known but that it treats samples one by one.
+
+    Args:
+        by_loop: run one sample after the other instead of all under vmap.
+    """
 
     replaces_forward = True
+
+    def __init__(self, *, by_loop: bool = False) -> None:
+        self.by_loop = by_loop
 
     def record(self, module: nn.Module, call: Call) -> Any:
         copies: dict[str, Tensor] = {}
@@ -46,7 +53,7 @@ class VmapRule(Rule):
             inputs, keywords = tree_unflatten(single, structure)
             return functional_call(module, parameters, inputs, keywords)
 
-        run = _by_loop if call.strategy == "loop" else _by_vmap
+        run = _by_loop if self.by_loop or call.strategy == "loop" else _by_vmap
         return run(one_sample, copies, leaves, axes, call)
 
 

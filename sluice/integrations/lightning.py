@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 from sluice._base.errors import InputError
 from sluice.integrations.privacy import Plan, Privacy, refuse_settings
 from sluice.integrations.steps import FixedShapes, ReleaseNumbers, ReleaseOptimizer
+from sluice.training.batches import Batches
 from sluice.training.engine import PrivacyEngine
 from sluice.training.loop import PrivateLoader
 from sluice.training.weights import PrivateOptimizer
@@ -102,7 +104,7 @@ class _Run(Callback):  # type: ignore[misc]
         self._own_step: Callable[..., Any] = module.training_step
         self._own_optimizers: Callable[[], Any] = module.configure_optimizers
         self._state: dict[str, Any] | None = None
-        self.per_epoch = -(-len(data.dataset) // data.batch_size)  # type: ignore[arg-type]
+        self.per_epoch = math.ceil(Batches(self._data).size / data.batch_size)
         self.engine: PrivacyEngine | None = None
 
     @property

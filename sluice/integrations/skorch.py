@@ -41,6 +41,9 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     def initialize(self) -> Any:
+        last: PrivacyEngine | None = getattr(self, "privacy_engine_", None)
+        if last is not None:
+            last.close()  # with the lock of its ledger
         self.privacy_engine_: PrivacyEngine | None = None
         return super().initialize()
 

@@ -18,6 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from sluice._base.errors import InputError
 from sluice.integrations.privacy import Plan, Privacy, refuse_settings
 from sluice.integrations.steps import FixedShapes, ReleaseNumbers, ReleaseOptimizer, by_loss
+from sluice.training.batches import Batches
 from sluice.training.engine import PrivacyEngine
 
 IGNORED = -100
@@ -102,7 +103,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             own.dataset, collate_fn=FixedShapes(own.collate_fn), num_workers=workers
         )
         size = self.args.per_device_train_batch_size
-        per_epoch = -(-len(own.dataset) // size)
+        per_epoch = math.ceil(Batches(self._records).size / size)
         # What the Trainer itself makes of these two settings.
         self._planned = (
             self.args.max_steps if self.args.max_steps > 0 else math.ceil(per_epoch * self.args.num_train_epochs)

@@ -172,7 +172,7 @@ class SelectiveRelease(Mechanism):
         if self.gate is None:
             what = "the Poisson-sampled Gaussian mechanism"
         elif self.gate.thins:
-            what, section = "the Poisson-sampled Gaussian mechanism, thinned record by record", f"section 12, {section}"
+            what, section = "the Poisson-sampled Gaussian mechanism, thinned record by record", f"section 13, {section}"
         staged = "" if self.stages is None else "; charged by stages, section 12.1"
         return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}{staged}"
 

@@ -1,7 +1,7 @@
 """Selection record by record: a gate that keeps each record of a batch by a coin of its own, and the same as a scaling rule.
 
 A gate whose acceptance of a batch is a product over its records *is* Poisson sampling at other rates, so it needs no attempts,
-no reference and no noise of its own, and costs what plain DP-SGD costs (docs/accounting.md, section 12).
+no reference and no noise of its own, and costs what plain DP-SGD costs (docs/accounting.md, section 13).
 """
 
 from __future__ import annotations
@@ -92,9 +92,11 @@ class ThinningGate(Gate):
         Guarantee:
             Every batch is accepted. With the record among the candidates, what the others' coins showed is at most
             ``ratio_max`` times, and at least ``ratio_min`` times, as likely as without it, as if batches were accepted in this
-            ratio (docs/accounting.md, section 12.3).
+            ratio (docs/accounting.md, section 13.3).
         """
-        steepness = self.large_norm / (self.large_norm - (self.small_norm or 0.0))
+        # Where small norms are still open, the metric may come to rise as steeply as it is allowed to.
+        small = LARGEST_SMALL_NORM * self.large_norm if self.small_norm is None else self.small_norm
+        steepness = self.large_norm / (self.large_norm - small)
         metric_error = 2 * NORM_ERROR * steepness + METRIC_GRID
         # The metric moves a probability by at most its strength, and a probability of being left out is at least 2^-8.
         change = abs(self.strength) * metric_error / (1 - LARGEST_SHARE) + 2.0**-40

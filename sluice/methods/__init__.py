@@ -8,6 +8,7 @@ from sluice.methods import (
     dpagd,
     dpis,
     dpsgd,
+    dpsgd_ac,
     dpsgd_hf,
     dpsgd_ts,
     dpsr_cg,
@@ -20,7 +21,7 @@ from sluice.methods.base import Method, NoOptions, RunSettings
 
 METHODS: dict[str, Method] = {
     module.METHOD.name: module.METHOD
-    for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, dpsur, dpis, dpagd, matrix, non_private)
+    for module in (dpsr_cg, dpsr_cg_paper, dpsgd, dpsgd_ts, dpsgd_hf, dpsgd_ac, dpsur, dpis, dpagd, matrix, non_private)
 }
 
 

@@ -7,6 +7,10 @@ and the attempt is released or forgotten. A release is the scaled sum of gradien
 from which the next reference is made. A forgotten attempt leaves no trace.
 
 Accounting: sound, by PLD or RDP with the bound of docs/accounting.md, section 3, which covers the selection.
+
+Other gates: ``--gate thinning`` leaves records out one by one, each by a coin of its own, the more often the larger their
+gradients are (``--strength``), at the cost of plain DP-SGD (section 13 there); ``--tempering`` weights records by the same
+factors; ``--gate coin`` accepts at random, as a control.
 """
 
 from __future__ import annotations

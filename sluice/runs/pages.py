@@ -257,10 +257,19 @@ def _flat(name: str, description: Any) -> list[Row]:
     """One row for a described part: its kind first, then its settings."""
     if not isinstance(description, Mapping):
         return [(name, _plain(description))]
-    settings = {key: value for key, value in description.items() if key not in ("rule", "gate")}
-    kind = description.get("rule") or description.get("gate")
-    listed = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in settings.items())
-    return [(name, f"{kind}: {listed}" if listed else str(kind))]
+    return [(name, _described(description))]
+
+
+def _described(description: Mapping[str, Any]) -> str:
+    """A part by its kind and its settings, parts of its own in brackets."""
+    tag = next((key for key in ("rule", "gate") if isinstance(description.get(key), str)), "")
+    listed = ", ".join(
+        f"{key.replace('_', ' ')} {f'({_described(value)})' if isinstance(value, Mapping) else _plain(value)}"
+        for key, value in description.items()
+        if key != tag
+    )
+    kind = description.get(tag)
+    return f"{kind}: {listed}" if listed else str(kind)
 
 
 def _title(name: str) -> str:

@@ -94,12 +94,8 @@ class SelectiveArguments:
         size, rate = self.dataset_size, self.rate
         scaling = _scaling(self.scaling, self.max_grad_norm)
         gate = self.gate and self.gate.for_batches_of(rate * size, small_norm=scaling.unclipped_norm)
-        candidate_rate = gate.candidate_rate(rate) if gate else rate
-        if isinstance(gate, ThinningGate):
-            rows = fixed_rows(candidate_rate * size, most=self.loop_piece)
-            gate = replace(gate, moved_records=max(gate.moved_records, rows))
-        return SelectiveRelease(
-            sample_rate=candidate_rate,
+        mechanism = SelectiveRelease(
+            sample_rate=gate.candidate_rate(rate) if gate else rate,
             expected_batch_size=rate * size,
             scaling=scaling,
             noise_multiplier=noise_multiplier,
@@ -107,6 +103,10 @@ class SelectiveArguments:
             gate=gate,
             prior_releases=self.prior_releases,
         )
+        if not isinstance(gate, ThinningGate):
+            return mechanism
+        rows = fixed_rows(mechanism.expected_candidates, most=self.loop_piece)
+        return replace(mechanism, gate=replace(gate, moved_records=max(gate.moved_records, rows)))
 
 
 def _sample_rate(given: float | None, source: DataLoader[Any] | Dataset[Any], size: int) -> float:

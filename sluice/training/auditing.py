@@ -122,6 +122,11 @@ class Auditing:
     def _claim(self, delta: float, claimed_epsilon: float | None, accountant: str) -> Claim | None:
         if claimed_epsilon is not None:
             return Claim.of_epsilon(claimed_epsilon, delta=delta)
+        if self._mechanism.stages is not None:
+            raise InputError(
+                "claimed_epsilon=None is not allowed for a run without a planned end: say what is put to the test, such as "
+                "claimed_epsilon=engine.get_certified_epsilon(delta)."
+            )
         claim = Claim.of_mechanism(self._mechanism, delta=delta, accountant=accountant)
         return claim if math.isfinite(claim.epsilon) else None
 

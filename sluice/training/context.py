@@ -183,8 +183,8 @@ class RawSum:
     Sensitive until noise is added.
     """
 
-    def __init__(self, gradients: PerSampleGradients, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self, gradients: PerSampleGradients, workers: Workers | None = None) -> None:
+        self._workers = workers or Workers()
         self._completed = gradients.completed
         self._block: dict[str, Tensor] = {}
         self._rows = 0

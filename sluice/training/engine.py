@@ -36,16 +36,16 @@ from sluice.training.batches import Batches
 from sluice.training.context import Loss
 from sluice.training.distributed.joining import join_for
 from sluice.training.distributed.sharded import context_type
+from sluice.training.epsilons import Epsilons
 from sluice.training.executor import Executor, PiecewiseExecutor
 from sluice.training.keeping import Keeping, StateKeeper
 from sluice.training.loop import PrivateLoader, ordinary_loop
 from sluice.training.options import TrainingOptions
-from sluice.training.queries import EpsilonQueries
 from sluice.training.state import TrainingState
 from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
 
-class PrivacyEngine(EpsilonQueries):
+class PrivacyEngine(Epsilons):
     """Trains with differential privacy, adding or removing one record being what is protected.
 
     Args:
@@ -326,6 +326,11 @@ class PrivacyEngine(EpsilonQueries):
     def released(self) -> int:
         """How many releases have been made: public."""
         return self._running().released
+
+    @property
+    def spent(self) -> int:
+        """How many releases are charged, those included that were logged and then lost: public."""
+        return self._running().spent
 
     def last_private_trace(self) -> tuple[int, int, float]:
         """Attempts, records measured and metric of the last release: sensitive, for the developer's own eyes."""

@@ -214,7 +214,7 @@ def test_a_reference_that_is_not_charged_is_caught():
     assert excess(toy, toy.event) <= 1e-5
 
 
-# Gates whose acceptance is a product over records (docs/accounting.md, section 12).
+# Gates whose acceptance is a product over records (docs/accounting.md, section 13).
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
 
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.claims import claimed_account
 from sluice.accounting.events import SelectiveReleaseDpEvent
 from sluice.accounting.selective_rdp import renyi_divergences
+from sluice.mechanism.thinning import LARGEST_SHARE, ThinningGate, rate_at
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text(encoding="utf-8")
 RATE, NOISE, REFERENCE_NOISE = 0.1, 10.0, 50.0
@@ -94,3 +97,20 @@ def test_the_cost_of_giving_up_is_on_the_page():
     given_up = (1 - ACCEPTANCE.probability_min) ** 200
     assert f"{given_up:.1e}" == "2.0e-10"
     assert "`eta = 2.0e-10`" in PAGE
+
+
+def test_the_thinning_example_digit_for_digit():
+    """docs/accounting.md, section 13.6."""
+    q, tilts = 0.1, (math.exp(-1), math.exp(-0.5), 1.0)
+    sums = [1 - q + q * a for a in tilts]
+    assert math.prod(sums) == pytest.approx(0.899928, abs=5e-7)
+    rates = [rate_at(q, odds_factor=a) for a in tilts]
+    assert rates == pytest.approx([0.039270, 0.063137, 0.1], abs=5e-7)
+    assert rates[0] * rates[1] == pytest.approx(0.0024794, abs=5e-8)
+    gate = ThinningGate(strength=1.0, small_norm=0.0, large_norm=1.0)
+    kept = gate.keep_probability(torch.tensor([1.0, 0.5, 0.0]), sample_rate=q) / LARGEST_SHARE
+    assert kept.tolist() == pytest.approx([0.392703, 0.631373, 1.0], abs=5e-7)
+    moment = math.exp(0.25) - 1
+    assert math.log1p(rates[0] ** 2 * moment) == pytest.approx(4.379e-4, abs=5e-8)
+    assert math.log1p(q**2 * moment) == pytest.approx(2.836e-3, abs=5e-7)
+    assert replace(gate, strength=-1.0).candidate_rate(q) == pytest.approx(0.231969, abs=5e-7)

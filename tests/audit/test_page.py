@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -69,6 +70,16 @@ def test_without_a_claim_and_with_equal_scores():
     assert "Nothing is claimed" in page_of(evidence(claim=None)).text
     found = evidence(claim=None)
     found.scores["a < b"][:] = found.members
+    assert page_of(found).tags.count("svg") == 4
+
+
+def test_coins_as_numbers_and_infinite_scores():
+    found = evidence(shift=3.0)
+    found.scores["a < b"][:2] = -np.inf, np.inf
+    numbers = replace(found, members=found.members.astype(np.int64))
+    assert audit_page(numbers) == audit_page(found)
+    assert "nan" not in audit_page(found)
+    found.scores["a < b"][:] = np.where(found.members, np.inf, -np.inf)
     assert page_of(found).tags.count("svg") == 4
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice._base.errors import InputError
+from sluice.audit import guesses
 from sluice.audit.curves import Claim
 from sluice.audit.guesses import DISPLACEMENT, LIKELIHOOD, LONGER, Channel, Plan, plan_guesses
 from sluice.audit.result import result_of
@@ -72,6 +75,8 @@ def test_a_result_can_be_written_and_read_again():
     assert "it takes about" in found.notes[0]  # the claim is above what so few canaries can show
     assert result_of(found.to_dict(), where="a test") == found
     assert not any("private" in value for _, value in found.rows)
+    first = found.bounds[0]
+    assert (found.method, found.assumption, found.guesses, found.correct) == ("one-run", "", 50, first.correct)
 
 
 def test_many_canaries_times_delta_is_noted():
@@ -107,12 +112,40 @@ def test_delta_must_be_a_probability(delta):
         audit_scores({"scores": np.arange(100.0)}, coins(100), plan=Plan.fixed(10), delta=delta)
 
 
-def test_planning_looks_at_public_values_alone_and_repeats():
+def test_planning_looks_at_public_values_alone_and_repeats(monkeypatch):
+    monkeypatch.setattr(guesses, "_DRAWS", 200_000)
     channel = Channel(sample_rate=0.1, noise_multiplier=1.5, releases=20)
     plan = plan_guesses(channel, canaries=500)
     assert plan == plan_guesses(channel, canaries=500)
     assert set(plan.guesses) == {LIKELIHOOD, LONGER, DISPLACEMENT}
     assert all(2 <= count <= 500 for by_method in plan.guesses.values() for count in by_method.values())
+
+
+def test_a_test_of_the_claim_is_planned_for_what_it_is_to_refute():
+    """With half of the noise, fewer guesses than are best for the claimed mechanism refute its claim as often or more."""
+    channel = Channel(sample_rate=1.0, noise_multiplier=3.7, releases=1)
+    mechanism = SelectiveRelease(
+        sample_rate=1.0, expected_batch_size=10.0, scaling=Clip(), noise_multiplier=3.7, releases=1
+    )
+    claim = Claim.of_mechanism(mechanism, delta=DELTA, accountant="pld")
+    plan = plan_guesses(mechanism, canaries=1000, scores=(LIKELIHOOD,), delta=DELTA)
+    assert plan == plan_guesses(channel, canaries=1000, scores=(LIKELIHOOD,), delta=DELTA)
+    assert plan.test_guesses[LIKELIHOOD]["f-dp"] < plan.guesses[LIKELIHOOD]["f-dp"]
+    plain = replace(plan, test_guesses=plan.guesses)
+    random = np.random.default_rng(0)
+    refuted = {"planned": 0, "plain": 0}
+    for seed in range(20):
+        members = coins(1000, seed)
+        halves = [channel.simulated(1000, members=each, random=random, noise_left=0.5) for each in (True, False)]
+        scores = {LIKELIHOOD: np.where(members, *(half[LIKELIHOOD] for half in halves))}
+        for name, used in (("planned", plan), ("plain", plain)):
+            refuted[name] += audit_scores(scores, members, plan=used, delta=DELTA, claim=claim).refuted
+    assert refuted["planned"] >= max(8, refuted["plain"])
+
+
+def test_guesses_are_only_planned_for_scaled_sums():
+    with pytest.raises(InputError, match="no scaled sums"):
+        plan_guesses(object(), canaries=1000)
 
 
 def test_the_channel_of_a_mechanism_and_of_others():

@@ -112,6 +112,19 @@ def test_plan_draws_on_the_terminal_and_into_a_file(capsys, tmp_path):
     assert b"<svg" in (tmp_path / "deep" / "picture.svg").read_bytes()
 
 
+def test_thinning_costs_what_no_gate_costs_and_more_where_it_prefers_large_gradients(capsys):
+    _, out, _ = run(capsys, "epsilon", *SETTING, "--strength", "1", "--json")
+    figures = json.loads(out)
+    assert figures["gate"] == {"gate": "thinning", "strength": 1.0}
+    assert figures["plain_pld"] <= figures["pld"] <= 1.01 * figures["plain_pld"]
+    _, out, _ = run(capsys, "plan", *PLAN, "--strength", "-1", "--json")
+    plan = json.loads(out)
+    assert plan["noise_multiplier"] > 1.5 * plan["plain_noise_multiplier"]
+    code, _, err = run(capsys, "epsilon", *SETTING, "--strength", "1", "--gate-noise", "1")
+    assert code != 0
+    assert "--strength is not allowed together with --gate-noise" in err
+
+
 def test_plan_without_a_gate_is_plain(capsys):
     _, out, _ = run(capsys, "plan", *PLAN, "--no-gate", "--json")
     plan = json.loads(out)

@@ -50,8 +50,9 @@ def test_the_audit_is_shown(audited):
 def test_a_refuted_claim_is_exit_code_one(tmp_path):
     members = np.random.default_rng(0).random(400) < 0.5
     np.savez(tmp_path / "found.npz", scores=members + 0.0, members=members)
-    found = invoke(f"audit scores {tmp_path / 'found.npz'} --claimed-epsilon 1")
+    found = invoke(f"audit scores {tmp_path / 'found.npz'} --claimed-epsilon 1 --page {tmp_path / 'page.html'}")
     assert found.exit_code == 1
+    assert "is refuted" in (tmp_path / "page.html").read_text()
     assert "refuted" in found.output
     assert invoke(f"audit scores {tmp_path / 'found.npz'} --guesses 100").exit_code == 0
 

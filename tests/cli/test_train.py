@@ -300,3 +300,53 @@ def test_a_delta_that_promises_nothing_is_remarked_on_everywhere(capsys):
     certificate = json.loads(Path("runs/loose/public/certificate.json").read_text())
     assert any("1/N" in warning for warning in certificate["warnings"])
     assert "1/N" in Path("runs/loose/public/certificate.html").read_text()
+
+
+def few_records(records: int, *, labels: tuple[int, ...], uneven: bool = False) -> None:
+    generator = np.random.default_rng(0)
+    y = np.array([labels[int(i % 12 == 0) if uneven else i % len(labels)] for i in range(records)])
+    np.savez("few.npz", x=generator.normal(size=(records, 4)) + y[:, None], y=y)
+
+
+SMALL = [
+    "train",
+    "--dataset",
+    "few.npz",
+    "--releases",
+    "4",
+    "--noise-multiplier",
+    "2",
+    "--accountant",
+    "rdp",
+    "--seed",
+    "1",
+]
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dpsr-cg", "dpsur"])
+def test_a_batch_that_nobody_chose_fits_the_records(capsys, method):
+    few_records(60, labels=(0, 1))
+    code, _, err = run([*SMALL, "--method", method], capsys)
+    assert code == 0, err
+    recorded = json.loads(next(Path("runs").rglob("config.json")).read_text())
+    assert 1 <= recorded["batch_size"] <= 15
+    code, _, err = run([*SMALL, "--method", method, "--batch-size", "256"], capsys)
+    assert code == 2
+    assert "batch_size=256" in err
+
+
+def test_gaps_and_uneven_classes_are_remarked_on_from_test_records(capsys):
+    few_records(400, labels=(0, 7), uneven=True)
+    code, out, _ = run([*SMALL, "--run", "uneven", "--json"], capsys)
+    assert code == 0
+    result = json.loads(out)
+    assert [each["name"] for each in result["by_class"] if each["records"]] == ["0", "7"]
+    assert 0 <= result["balanced_accuracy"] <= 1
+    notes = " ".join(result["notes"])
+    assert "No test record has the class 1, 2, 3, 4, 5, 6: 2 of 8 classes occur" in notes
+    assert re.search(r"9\d\.\d % of the test records have the class 0.*Balanced accuracy", notes)
+    assert json.loads(Path("runs/uneven/public/classes.json").read_text()) == result["by_class"]
+    few_records(400, labels=(0, 1))
+    _, out, _ = run([*SMALL, "--run", "even"], capsys)
+    assert "balanced accuracy" in out
+    assert "Note" not in out

@@ -24,8 +24,10 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    out = (folder / "output").open("a")
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
+    with (folder / "output").open("a") as output:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
+        )
 
 
 def sluice(folder: Path, arguments: str) -> subprocess.Popen[str]:

@@ -76,7 +76,7 @@ def test_a_run_leaves_what_it_promises(whole, digits):
     assert result.releases == RELEASES
     assert result.test_accuracy is not None
     assert set(public_files(whole)) == {
-        "accuracy.jsonl", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md",
+        "accuracy.jsonl", "accuracy.svg", "certificate.html", "certificate.json", "certificate.md", "classes.json",
         "config.json", "epsilon.svg", "features.json", "ledger.jsonl", "model.safetensors",
     }  # fmt: skip
     assert (whole / "private").stat().st_mode & 0o777 == 0o700
@@ -120,10 +120,11 @@ def _unseeded() -> dict[str, Any]:
         ({}, 4, 1),
         ({}, 7, 3),
         ({"gate": "coin"}, 5, 2),
+        ({"gate": "thinning", "strength": 2.0}, 5, 2),
         ({"method": "dpsgd", "optimizer": "adam", "lr_schedule": "cosine"}, 5, 1),
         ({"lr_schedule": "linear", "ema_decay": 0.0}, 2, 1),
     ],
-    ids=["plain", "at-evaluation", "few-checkpoints", "coin", "adam-cosine", "linear-no-average"],
+    ids=["plain", "at-evaluation", "few-checkpoints", "coin", "thinning", "adam-cosine", "linear-no-average"],
 )
 def test_an_interrupted_seeded_run_ends_as_if_it_never_was(digits, tmp_path, overrides, stopped, every):
     settings = short(**overrides)

@@ -34,6 +34,7 @@ def test_scores_lie_as_far_apart_as_noise_of_sum_and_reference_allow(digits, cho
     assert found.choosing.sum() == 2 * 19
     result = found.result
     assert result.rehearsal
+    assert "one release" in result.notes[0]
     assert result.proved
     assert result.claimed == pytest.approx(replace(rehearsal(digits, **chosen).mechanism, sample_rate=1.0, releases=1)
         .epsilon_after(1, delta=1e-5, accountant="pld"))  # fmt: skip

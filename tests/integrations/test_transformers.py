@@ -8,9 +8,11 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'sluice[transformers]'")
 
+import torch.nn.functional as F  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
-from sluice._base.errors import InputError  # noqa: E402
+from sluice import PrivacyEngine  # noqa: E402
+from sluice._base.errors import InputError, UnsupportedModuleError  # noqa: E402
 from sluice.integrations import Privacy  # noqa: E402
 from sluice.integrations.transformers import PrivateTrainer, record_losses  # noqa: E402
 from sluice.mechanism.gates import CoinGate  # noqa: E402
@@ -158,6 +160,56 @@ def test_one_step_is_the_clipped_sum_of_the_models_own_losses(tmp_path):
     assert torch.allclose(weights(run).double(), before - total / RECORDS, atol=1e-6)
 
 
+@pytest.mark.parametrize("model", [bert, gpt2], ids=["BERT", "GPT-2"])
+def test_an_ordinary_loop_by_keyword_is_exact(model):
+    module = model()
+    before = copy.deepcopy(module).double()
+    engine = PrivacyEngine(seed=1, accountant="rdp")
+    _, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        data_loader=Texts(),
+        sample_rate=1.0,
+        noise_multiplier=1e-6,
+        max_grad_norm=BOUND,
+        releases=1,
+        max_physical_batch_size=7,
+    )
+    for batch in loader:
+        labels = batch.pop("labels")
+        outputs = module(**batch, use_cache=False) if model is gpt2 else module(**batch)
+        F.cross_entropy(outputs.logits.reshape(len(labels), -1)[:, :2], labels).backward()
+        optimizer.step()
+    engine.close()
+    total = 0.0
+    for record in Texts():
+        label = record.pop("labels")[None]
+        before.zero_grad()
+        logits = before(**{name: value[None] for name, value in record.items()}).logits
+        F.cross_entropy(logits.reshape(1, -1)[:, :2], label).backward()
+        gradient = torch.cat([p.grad.flatten() for p in before.parameters()])
+        total = total + gradient * min(1.0, BOUND / float(gradient.norm()))
+    expected = torch.cat([p.detach().flatten() for p in before.parameters()]) - total / RECORDS
+    assert torch.allclose(torch.cat([p.detach().flatten() for p in module.parameters()]).double(), expected, atol=1e-6)
+
+
+def test_a_loss_inside_the_model_is_refused_with_a_remedy():
+    module = bert()
+    engine = PrivacyEngine(seed=1, accountant="rdp")
+    _, _, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        data_loader=Texts(),
+        sample_rate=1.0,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        releases=1,
+    )
+    with pytest.raises(UnsupportedModuleError, match="Call the model without labels"):
+        module(**next(iter(loader)))
+    engine.close()
+
+
 def test_a_seeded_run_resumes_bit_for_bit_with_its_schedule_and_gate(tmp_path):
     privacy = Privacy(
         noise_multiplier=1.0,
@@ -273,3 +325,30 @@ def test_epochs_say_how_many_releases_there_are(tmp_path):
     run = trainer(tmp_path, max_steps=-1, num_train_epochs=1.5)
     run.train()
     assert run.privacy_engine.released == run.state.global_step == math.ceil(1.5 * RECORDS / 8)
+
+
+def test_adapters_of_peft_train_alone_and_resume(tmp_path):
+    peft = pytest.importorskip("peft", reason="needs pip install 'sluice[integrations]'")
+
+    def adapted() -> torch.nn.Module:
+        settings = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
+        return peft.get_peft_model(bert(), settings)
+
+    whole = trainer(tmp_path, model=adapted())
+    before = {name: p.detach().clone() for name, p in whole.model.named_parameters()}
+    whole.train()
+    changed = {name for name, p in whole.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed
+    assert all("lora" in name or "modules_to_save" in name for name in changed)
+    second = trainer(tmp_path, model=adapted())
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(weights(whole), weights(second))
+
+
+def test_a_stream_of_records_is_refused(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield Texts()[0]
+
+    with pytest.raises(InputError, match="cannot be sampled by index"):
+        trainer(tmp_path, data=Stream()).train()

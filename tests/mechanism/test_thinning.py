@@ -90,7 +90,7 @@ def test_it_costs_what_plain_sampling_costs_but_for_rounding(accountant):
     thinned = mechanism()
     plain = create_accountant(accountant).compose(mechanism(gate=None).dp_event).get_epsilon(1e-5)
     assert plain <= thinned.epsilon_after(50, delta=1e-5, accountant=accountant) <= 1.002 * plain
-    assert "section 12" in thinned.theorem(accountant)
+    assert "section 13" in thinned.theorem(accountant)
     assert not thinned.releases_metric
     assert thinned.provable
 
@@ -116,6 +116,12 @@ def test_preferring_large_gradients_costs_more():
     )
     assert charged.expected_candidates == pytest.approx(100 * charged.sample_rate / 0.1)
     assert mechanism().expected_candidates == 100
+
+
+def test_what_is_still_open_is_charged_as_the_steepest():
+    open_gate = replace(GATE, small_norm=None)
+    filled = [open_gate.for_batches_of(1.0, small_norm=small) for small in (0.0, 0.5, 1.8, 9.0)]
+    assert all(gate.acceptance.ratio_max <= open_gate.acceptance.ratio_max for gate in filled)
 
 
 def test_ledgers_keep_both():

@@ -140,6 +140,17 @@ def test_an_option_is_refused_or_has_an_effect(method, name):
         ({"method": "dpsr-cg-paper", "reference_noise": 1.0}, "reference_noise=1.0 has no effect: a hidden reference"),
         ({"hold_out": 0.2, "evaluate_every": 5}, "evaluate_every=5 has no effect: held-out records"),
         ({"gate": "coin", "beta": 2.0, "coin_probability": 0.5}, "beta=2.0 has no effect"),
+        ({"strength": 2.0}, "strength=2.0 has no effect: only the gate 'thinning'"),
+        ({"gate": "thinning", "beta": 2.0}, "beta=2.0 has no effect"),
+        ({"gate": "thinning", "max_attempts": 9}, "max_attempts=9 has no effect"),
+        ({"gate": "none", "large_norm": 2.0}, "large_norm=2.0 has no effect"),
+        ({"gate": "thinning", "batch_size": 0}, "batch_size=0 is not allowed with gate='thinning'"),
+        (
+            {"gate": "none", "tempering": 1.0, "batch_size": 0},
+            "batch_size=0 is not allowed with gate='thinning' or tempering",
+        ),
+        ({"gate": "none", "tempering": 11.0}, "tempering=11.0 is not allowed"),
+        ({"method": "dpis", "tempering": 1.0}, "tempering=1.0 is not allowed for method='dpis'"),
     ],
     ids=str,
 )
@@ -152,5 +163,8 @@ def test_what_has_an_effect_is_not_refused():
     settings = {"gate": "coin", "noise_multiplier": 2.0}
     assert planned(settings_from({**settings, "beta": 1.0})) != planned(settings_from(settings))
     assert settings_from({"method": "dpsr-cg-paper", "dataset": "mnist", "epsilon": 1.0}).noise_multiplier == 2.5
+    for given in ({"gate": "thinning"}, {"gate": "none", "tempering": 1.0}):
+        settings = {**given, "noise_multiplier": 2.0}
+        assert planned(settings_from({**settings, "large_norm": 2.0})) != planned(settings_from(settings))
     options = {"batches": "balls-in-bins", "strategy": "blt", "buffers": 2, "samples": 1000}
     assert settings_from({"method": "matrix", "options": options}).options["buffers"] == 2

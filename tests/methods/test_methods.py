@@ -25,6 +25,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "dpsgd": {"noise_multiplier": 2.0, "accountant": "rdp"},
     "dpsgd-ts": {"noise_multiplier": 2.0, "accountant": "rdp"},
     "dpsgd-hf": {"noise_multiplier": 2.0, "accountant": "rdp"},
+    "dpsgd-ac": {"noise_multiplier": 2.0, "accountant": "rdp", "options": {"noise_end": 0.5, "levels": 3}},
     "dpsur": {"noise_multiplier": 2.0},
     "dpis": {"noise_multiplier": 2.0, "accountant": "rdp"},
     "dpagd": {},

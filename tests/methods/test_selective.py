@@ -12,6 +12,7 @@ from sluice.experiments.settings import settings_from
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling, Normalise
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.thinning import Tempered, ThinningGate
 from sluice.methods import planned_mechanism
 
 SIZE = 1437
@@ -26,7 +27,7 @@ def epsilon(mechanism: SelectiveRelease, accountant: str = "pld", delta: float =
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("gate", ["clipping-bias", "coin", "none"])
+@pytest.mark.parametrize("gate", ["clipping-bias", "thinning", "coin", "none"])
 def test_the_plan_just_keeps_the_budget(gate, accountant):
     mechanism = planned(gate=gate, accountant=accountant, epsilon=2.0)
     assert 1.98 < epsilon(mechanism, accountant) <= 2.0
@@ -35,6 +36,34 @@ def test_the_plan_just_keeps_the_budget(gate, accountant):
 def test_the_gate_takes_part_in_the_budget():
     assert planned().noise_multiplier > planned(method="dpsgd").noise_multiplier
     assert planned(gate="coin").noise_multiplier == pytest.approx(planned(gate="none").noise_multiplier, rel=1e-3)
+
+
+def test_thinning_needs_the_noise_of_plain_training():
+    thinned, plain = planned(gate="thinning", strength=4.0), planned(gate="none")
+    assert thinned.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=3e-3)
+    assert (thinned.sample_rate, thinned.expected_batch_size) == (plain.sample_rate, plain.expected_batch_size)
+    gate = thinned.gate
+    assert isinstance(gate, ThinningGate)
+    assert (gate.strength, gate.small_norm, gate.large_norm, gate.moved_records) == (4.0, 1.0, 11.0, 1)
+    assert isinstance(planned(gate="thinning").gate, ThinningGate)
+
+
+def test_preferring_large_gradients_is_charged_at_the_rate_of_candidates():
+    thinned, plain = planned(gate="thinning", strength=-1.0), planned(gate="none")
+    odds = plain.sample_rate / (1 - plain.sample_rate) * math.e
+    assert thinned.sample_rate == pytest.approx(odds / (1 + odds))
+    assert thinned.expected_batch_size == plain.expected_batch_size
+    assert thinned.noise_multiplier > 1.5 * plain.noise_multiplier
+    assert epsilon(thinned) <= 3.0
+
+
+def test_tempering_is_a_scaling_rule_and_costs_nothing():
+    tempered, plain = planned(gate="none", tempering=2.0), planned(gate="none")
+    assert tempered.noise_multiplier == plain.noise_multiplier
+    rule = tempered.scaling
+    assert isinstance(rule, Tempered)
+    assert (rule.base, rule.gate.strength, rule.sample_rate) == (plain.scaling, 2.0, plain.sample_rate)
+    assert planned(tempering=2.0).gate == planned().gate
 
 
 def test_given_noise_is_kept():

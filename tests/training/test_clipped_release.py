@@ -17,7 +17,7 @@ from sluice.mechanism.clipped_release import ClippedRelease
 from sluice.mechanism.clipping import COUNT_GRID, Clipping, FlatClipping, LayerClipping, QuantileClipping, Schedule
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import spending
-from sluice.training.clipped_release import ClippedReleaseExecutor, layers_of, unclipped
+from sluice.training.clipped_release import ClippedBatch, ClippedReleaseExecutor, layers_of, unclipped
 
 RECORDS = 60
 LAYERS = LayerClipping.of({"0": 0.3, "2": 0.05}, schedule=Schedule(factors=(1.0, 0.5), every=2))
@@ -157,6 +157,24 @@ def test_the_bound_follows_the_quantile():
     model = small_model()
     found = PerSampleGradients(model, loss_reduction="mean").norms(*records().tensors, F.cross_entropy)
     assert bounds[-1] < 10 * float(found.median()) < 500.0
+
+
+def test_sum_and_count_have_the_noise_that_is_charged():
+    """Noise alone: what is published of an empty batch, many times."""
+    engine, _ = engine_of(QUANTILE)
+    executor = engine._executor
+    counts, gradients = [], []
+    for _ in range(400):
+        executor.bound = 0.2
+        empty = ClippedBatch(turn=0, sensitivity=0.2, raw_sum=engine._executor.context.gradients.zeros(), raw_count=0.0)
+        published = executor.publish(empty)
+        counts.append(-math.log(published["bound"] / 0.2) / QUANTILE.rate * 18.0)
+        gradients.append(torch.cat([part.flatten() for part in published["gradient"].values()]) * 18.0)
+    count_noise = torch.tensor(counts).square().mean().sqrt().item()
+    gradient_noise = torch.stack(gradients).double().square().mean().sqrt().item()
+    assert count_noise == pytest.approx(3.0, rel=0.15)
+    assert gradient_noise == pytest.approx(0.2 * engine.mechanism.gradient_noise_at(0), rel=0.03)
+    assert math.hypot(0.2 / gradient_noise, 0.5 / count_noise) < 1.03
 
 
 def test_a_norm_near_the_bound_counts_in_between_and_sums_are_exact():

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sluice import PrivacyEngine
 from sluice._base.errors import DataError, InputError, SluiceError
+from sluice.audit.canaries import Canaries
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip, GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -158,6 +159,19 @@ def test_a_thinned_step_is_the_sum_over_those_whose_coins_let_them():
     assert 0 < kept <= RECORDS
     for p, start, slot in zip(run.model.parameters(), before.parameters(), total, strict=True):
         assert torch.allclose(p, start - 0.5 * slot / (rate * RECORDS), atol=1e-4)
+
+
+def test_a_loop_over_means_is_charged_for_all_records_of_a_piece():
+    run = Run(gate=THINNING, max_physical_batch_size=16)
+    assert run.engine.mechanism.gate.moved_records == 16
+    assert Run(gate=THINNING, loss_reduction="sum").engine.mechanism.gate.moved_records == 1
+    uncharged = replace(run.engine.mechanism, gate=THINNING)
+    engine, model = PrivacyEngine(seed=1), small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine.make_private_by(uncharged, module=model, optimizer=optimizer, data_loader=blobs())
+    with pytest.raises(InputError, match="moved_records=1 is not allowed in a loop of your own over a mean"):
+        engine.ordinary_loop()
+    assert next(engine.releases(F.cross_entropy)) == 1
 
 
 def snapshot(run: Run) -> dict:
@@ -329,6 +343,9 @@ def test_a_run_without_a_planned_end_goes_on_and_is_charged_by_stages():
     # 4, 6, 8, 12 releases: the fourth stage, to which 1/20 of delta belongs.
     assert run.engine.get_certified_epsilon(1e-5) == planned.engine.get_certified_epsilon(1e-5 / 20)
     assert not run.loader.finished
+    audited = Run(releases=None, sample_rate=0.25, canaries=Canaries(count=4))
+    with pytest.raises(InputError, match="run without a planned end"):
+        audited.engine.audit(delta=1e-5)
 
 
 def test_a_run_without_a_planned_end_has_a_ledger_that_resumes(tmp_path):

@@ -76,15 +76,16 @@ class PrivacyEngine:
         clip_schedule: Schedule | None = None,
         max_physical_batch_size: int = 256,
         ledger: str | Path | None = None,
+        ledger_delta: float = 1e-5,
     ) -> Any:
-        """Opacus's make_private, and five arguments of Sluice's.
+        """Opacus's make_private, and six arguments of Sluice's.
 
         Args:
             epochs: how many will be made, where that is known: what stopping early may tell then costs nothing more.
                 None for as many as you like; see `get_certified_epsilon`.
             noise_schedule, clip_schedule: factors of noise and bounds, fixed in advance.
             max_physical_batch_size: the largest piece of a batch that goes through the model at once.
-            ledger: a file in which each release is logged.
+            ledger, ledger_delta: a file in which each release is logged, and the delta at which it reports.
 
         Returns:
             Module (the very one that was given), optimizer, loader; with ``grad_sample_mode="ghost"`` the criterion between the
@@ -115,7 +116,10 @@ class PrivacyEngine:
             noise_schedule=noise_schedule,
             noise_generator=self._insecure(noise_generator),
             options=TrainingOptions(
-                loss_reduction=loss_reduction, max_physical_batch_size=max_physical_batch_size, ledger=ledger
+                loss_reduction=loss_reduction,
+                max_physical_batch_size=max_physical_batch_size,
+                ledger=ledger,
+                ledger_delta=ledger_delta,
             ),
         )
         private = self._begin(setup, setup.planned(epochs))
@@ -303,7 +307,7 @@ class RunAccountant:
         engine = self._owner.engine
         mechanism = engine.mechanism
         assert isinstance(mechanism, ClippedRelease)
-        return mechanism.history(engine._running().spent)
+        return mechanism.history(engine.spent)
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         raise InputError(

@@ -62,7 +62,7 @@ def plan_betas(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class AttemptWatch:
     """Makes the study of a cell's run: about ``looks`` accepted attempts, and as many rejected ones.
 
     The coin's acceptance depends on nothing, so its attempts are not looked at.
@@ -127,7 +127,7 @@ class Line:
         accepted, rejected: how many of the updates looked at were good.
         acceptance: accepted attempts over all.
         passes: records measured for a release, over the expected size of a batch.
-        metric: that of accepted batches, on average.
+        metric: that of accepted batches, on average; None for a coin, which measures none.
         accuracies: test accuracy in percent, one for each seed.
     """
 
@@ -180,7 +180,7 @@ def _line(key: tuple[str, str, float], cells: Sequence[Cell], results: Mapping[C
         rejected=_share(studies, "rejected"),
         acceptance=releases / attempts if attempts else None,
         passes=sum(study["measured"] for study in studies) / batches if batches else None,
-        metric=statistics.fmean(study["metric"] for study in studies) if studies else None,
+        metric=statistics.fmean(study["metric"] for study in studies) if studies and gate == GATE else None,
         accuracies=tuple(100 * result["test_accuracy"] for result in done),
         epsilon=max(float(result["epsilon"]) for result in done) if done else None,
         releases=done[0]["releases"] if done else None,
@@ -194,4 +194,4 @@ def _share(studies: Sequence[Mapping[str, Any]], kind: str) -> Share:
     )
 
 
-__all__ = ["BETAS", "COIN", "DATASETS", "GATE", "BetaPlan", "Line", "Share", "Watch", "lines_of", "plan_betas"]
+__all__ = ["BETAS", "COIN", "DATASETS", "GATE", "AttemptWatch", "BetaPlan", "Line", "Share", "lines_of", "plan_betas"]

@@ -12,6 +12,7 @@ from sluice.data import names as data_set_names
 from sluice.experiments.settings import TrainSettings, assignment, epsilon_has_effect, settings_from
 from sluice.experiments.tables import ablation
 from sluice.experiments.tables.accuracy_printed import DATASETS, has_printed_row
+from sluice.experiments.tables.spoiling import Spoiling
 from sluice.methods import METHODS, method_of
 
 ALL = "all"
@@ -91,10 +92,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCell:
-    """A cell and the settings of its run."""
+    """A cell, the settings of its run, and what is done to its training records before."""
 
     cell: Cell
     settings: TrainSettings
+    spoiling: Spoiling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +126,8 @@ def plan_cells(
 
     Args:
         datasets: names of data sets; "all" is the paper's four.
-        methods: names, or METHOD:VARIANT; "all" is every method, less those that the paper or the method itself does not
-            have for a data set. A method that is named is never left out.
+        methods: names, or METHOD:VARIANT; "all" is every method of the paper's table, less those that the paper or the method
+            itself does not have for a data set. A method that is named is never left out.
         epsilons: headings of the table.
         recipe: which of a method's own settings: those that it was published with, or the best that are known.
         overrides: settings for every cell, under the name ``tag``.
@@ -135,7 +137,7 @@ def plan_cells(
     _check(epsilons=epsilons, seeds=seeds, overrides=overrides, tag=tag)
     named_datasets = _expanded(datasets, DATASETS, "datasets")
     validate_names(named_datasets, data_set_names(), "datasets")
-    rows = [_row_of(text) for text in _expanded(methods, table_order(METHODS), "methods")]
+    rows = [_row_of(text) for text in _expanded(methods, _ORDER, "methods")]
     explicit = {_row_of(text) for text in methods if text != ALL}
     cells: dict[Cell, TrainSettings] = {}
     left_out: dict[tuple[str, str], str] = {}

@@ -27,6 +27,7 @@ from sluice.experiments.run import Progress, Training, TrainResult, recorded_run
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.tables.accuracy_cells import Cell, PlannedCell
 from sluice.experiments.tables.accuracy_results import SourceState, store_result
+from sluice.experiments.tables.spoiling import spoiled
 from sluice.methods import method_of
 from sluice.runs.folder import configuration_hash, may_begin
 
@@ -125,7 +126,7 @@ def _run(
         report(progress)
 
     watcher = None if watch is None else watch(planned, folder)
-    trained = _train(planned.settings, folder / "run", conditions.data_dir, note, watcher)
+    trained = _train(planned, folder / "run", conditions.data_dir, note, watcher)
     found = {} if watcher is None else watcher.result(folder / "run")
     result = {**_description(planned, trained), **found, **clock.read(), **_surroundings()}
     store_result(conditions.results, planned.cell, result)
@@ -134,13 +135,14 @@ def _run(
 
 
 def _train(
-    settings: TrainSettings,
+    planned: PlannedCell,
     path: Path,
     data_dir: Path | None,
     report: Callable[[Progress], None],
     watcher: Watcher | None,
 ) -> TrainResult:
-    splits = _splits(settings.dataset, settings.features, settings.model, data_dir)
+    settings = planned.settings
+    splits = spoiled(_splits(settings.dataset, settings.features, settings.model, data_dir), planned.spoiling)
     observe = None if watcher is None else watcher.observe_attempt
     if may_begin(path):
         return Training(settings=settings, splits=splits, report=report, observe_attempt=observe).start(path)

@@ -121,7 +121,7 @@ class Follower(TorchFunctionMode):
         )
         try:
             return _met(meeting, func, args, kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             names = {name for value in values for name in value.names}
             described = f"torch.func.vmap cannot run {_name(func)} ({str(error)[:200]})."
             raise NotFollowedError(names, described) from error
@@ -145,7 +145,8 @@ class Follower(TorchFunctionMode):
         return NotFollowedError(
             {name for value in self._values.values() for name in value.names} or set(names[:1]),
             "the forward pass uses it in another way than on made-up samples of the same shape. Compute the same "
-            "functions of parameters whatever the values of samples are.",
+            "functions of parameters whatever the values of samples are, or set GradientOptions(strategy={'NAME': 'loop'}) for "
+            "the module that decides by values, '' being the whole model: it then runs one sample at a time.",
         )
 
 

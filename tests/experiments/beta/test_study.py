@@ -13,7 +13,7 @@ from sluice._base.errors import InputError
 from sluice.cli.reproduce_accuracy import Request
 from sluice.cli.reproduce_beta import reproduce_beta
 from sluice.experiments.beta.plot import accuracy_png, shares_png
-from sluice.experiments.beta.study import Share, Watch, lines_of, plan_betas, sampling_for
+from sluice.experiments.beta.study import AttemptWatch, Share, lines_of, plan_betas, sampling_for
 from sluice.experiments.beta.texts import as_csv, cells_of, markdown, share_text
 from sluice.experiments.tables.accuracy_tables import TABLES
 
@@ -130,7 +130,7 @@ def test_texts_and_plots_of_lines_with_and_without_results():
 
 def test_a_result_of_another_study_is_run_again():
     settings = plan().plan.cells[0].settings
-    watch = Watch(looks=60, records=None)
+    watch = AttemptWatch(looks=60, records=None)
     sampling = sampling_for(settings.releases, settings.beta, looks=60, records=None).to_dict()
     result = {"settings": settings.to_dict(), "study": sampling}
     assert watch.lacks(result) == ""

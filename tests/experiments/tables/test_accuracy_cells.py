@@ -47,7 +47,8 @@ def test_no_epsilon_shapes_a_run_without_privacy():
 
 def test_all_methods_in_the_papers_order_less_what_the_paper_lacks():
     images = plan("mnist", "all")
-    assert [planned.cell.method for planned in images.cells] == table_order(METHODS)
+    others = {"dpsgd-ac"}
+    assert [planned.cell.method for planned in images.cells] == table_order(set(METHODS) - others)
     texts = plan("imdb", "all")
     assert "dpsgd-hf" not in {planned.cell.method for planned in texts.cells}
     assert texts.left_out == {("imdb", "dpsgd-hf"): "the paper prints none"}
