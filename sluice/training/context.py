@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sluice._base.errors import InputError
 from sluice.gradients import Chunk, PerSampleGradients
 from sluice.gradients.costs import fixed_rows
 from sluice.gradients.trees import apply, batch_size, mapped, padded, tensors_in
@@ -118,10 +119,17 @@ class TrainingContext:
     def rounds(self, indices: Tensor, loss: Loss) -> Iterator[Chunk | None]:
         """`chunks`, as many for each worker: None where this one has no more."""
         chunks = self.chunks(indices, loss)
-        if len(indices):
+        if self.workers.size == 1:
+            yield from chunks
+        elif len(indices):
             yield next(chunks, None)
             for _ in range(1, self.workers.rounds(len(indices), rows=self.gradients.chunk_rows)):
                 yield next(chunks, None)
+            if next(chunks, None) is not None:
+                raise InputError(
+                    "records of different shapes cannot be shared by several workers: chunks of them have different sizes. "
+                    "Give all records one shape, or train in one process."
+                )
 
     def pairs(self, indices: Tensor, *, size: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The named records as (inputs, target), in pieces."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from sluice._base import validate
+from sluice.gradients import Chunk
 from sluice.gradients.costs import fixed_rows
 from sluice.gradients.loop import LoopCapture
 from sluice.randomness.model_state import ModelRandomness
@@ -46,6 +47,8 @@ class PrivateLoader:
         self._piece_size = piece_size
         self._releases_per_pass = releases_per_pass
         self.last_piece = False
+        #: What a step does with the chunk that it has collected.
+        self.take: Callable[[Chunk | None], None] = lambda chunk: None
         self.randomness: ModelRandomness | None = None
 
     def __len__(self) -> int:
@@ -100,8 +103,9 @@ class PrivateLoader:
             if not self._executor.still_possible:
                 return
             randomness.enter()
-        if rounds and self._executor.absorb(None):  # other workers have one record more than this one
-            self._executor.finish()
+        if rounds:  # other workers have one record more than this one
+            self.last_piece = True
+            self.take(None)
 
 
 def ordinary_loop(
@@ -120,8 +124,7 @@ def ordinary_loop(
         sample_rate=sample_rate,
     )
 
-    def consume() -> None:
-        chunk = capture.collect()
+    def take(chunk: Chunk | None) -> None:
         if loader.randomness is not None:
             loader.randomness.leave()
         updater.check_settings()
@@ -131,4 +134,5 @@ def ordinary_loop(
         else:
             updater.nothing_released()
 
-    return capture, PrivateOptimizer(updater, consume=consume), loader
+    loader.take = take
+    return capture, PrivateOptimizer(updater, consume=lambda: take(capture.collect())), loader

@@ -59,9 +59,12 @@ class WorkerGroup(Workers):
         self.sent = 0
         self._group: Any = None
         store = dist.distributed_c10d._get_default_store()
-        self._heart = Heart(store, session=str(next(_groups)), rank=self.rank, size=self.size, timeout=timeout)
         patience = _SLOWEST_START * timeout
-        missing = self._heart.missing(patience=patience)
+        try:
+            self._heart = Heart(store, session=str(next(_groups)), rank=self.rank, size=self.size, timeout=timeout)
+            missing = self._heart.missing(patience=patience)
+        except RuntimeError:
+            self._lose("worker 0, or whoever else keeps the store of the process group, is lost")
         if missing:
             self._lose(f"worker {missing[0]} of {self.size} has not joined in {patience:g} seconds")
         try:
@@ -156,10 +159,10 @@ class WorkerGroup(Workers):
     def start_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (t for t in (*module.parameters(), *module.buffers()) if not is_sharded(t)):
-                sent = tensor.detach().cpu().contiguous()
-                self._wait(dist.broadcast(sent, src=0, group=self._group, async_op=True), sends=sent)
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                self._broadcast(flat.view(torch.uint8))  # gloo does not know every type
                 if not self.is_first:
-                    tensor.copy_(sent)
+                    tensor.copy_(flat.reshape(tensor.shape))
 
     def from_first(self, job: Callable[[], T]) -> T:
         if not self.is_first:
@@ -276,11 +279,11 @@ class WorkerGroup(Workers):
 
     def _require_heartbeats(self) -> None:
         try:
-            silent = self._heart.silent(longer_than=self._heart.timeout)
+            silent = [self._heart.name(rank) for rank in self._heart.silent(longer_than=self._heart.timeout)]
         except RuntimeError as error:
             self._lose(self._heart.find_lost(str(error)))
         if silent:
-            self._lose(f"{self._heart.name(silent[0])} is lost: not heard from for {self._heart.timeout:g} seconds")
+            self._lose(f"{silent[0]} is lost: not heard from for {self._heart.timeout:g} seconds")
 
     def _lose(self, what: str) -> NoReturn:
         # Taking the group down would wait for the lost worker, when Python ends too: it is never taken down.

@@ -12,6 +12,7 @@ from typing import Any
 
 # Beats that a worker may miss before it is suspected, where a connection was closed.
 _MISSED = 5
+_SUSPECTED = 1.0
 
 
 class Heart:
@@ -70,12 +71,13 @@ class Heart:
         """After an operation has failed: which worker is the cause, in words."""
         self.say("noticed", reason)
         deadline = time.monotonic() + self.timeout
+        suspected = max(_MISSED * self.interval, min(_SUSPECTED, self.timeout / 2))  # seconds
         try:
             while time.monotonic() < deadline:
                 for rank, text in self._words("left").items():
                     return f"{self.name(rank)} has stopped: {text}"
                 noticed = self._words("noticed")
-                silent = [r for r in self.silent(longer_than=_MISSED * self.interval) if r not in noticed]
+                silent = [r for r in self.silent(longer_than=suspected) if r not in noticed]
                 if silent:
                     return f"{self.name(silent[0])} is lost"
                 time.sleep(self.interval / 2)
