@@ -50,6 +50,7 @@ def joined(*, timeout: float) -> Workers:
     from datetime import timedelta
 
     import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
     from sluice.training.distributed.joining import join
@@ -59,7 +60,7 @@ def joined(*, timeout: float) -> Workers:
     try:
         store, rank, size = next(rendezvous("env://", timeout=patience))
         # The store may outlive workers, and must not lead those that are started again to them.
-        store = dist.PrefixStore(f"attempt {attempt}", store)
+        store = PrefixStore(f"attempt {attempt}", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     except RuntimeError as error:
         raise WorkerLostError(f"the workers have not found each other: {error}") from error

@@ -209,7 +209,7 @@ def test_a_record_that_is_not_finite_adds_nothing():
     clean.noise = ScriptedNoise(torch.zeros(19, dtype=torch.float64))  # type: ignore[assignment]
     without, _ = clean._measure(others, F.mse_loss, expected=10.0)
     for name, part in sums.gradients.tensors().items():
-        torch.testing.assert_close(part, without.gradients[name])
+        torch.testing.assert_close(part, without.gradients.tensors()[name])
 
 
 def test_no_release_samples_above_the_rate_that_is_paid_for():

@@ -32,15 +32,14 @@ from sluice.methods.dpagd.execution import LOSS_PARTS
 from sluice.methods.dpis import ImportanceSampling
 from sluice.methods.dpis import execution as dpis_release
 from sluice.methods.dpsur import DpsurMechanism
-from sluice.methods.dpsur import execution as dpsur
 from sluice.methods.matrix import MatrixMechanism
 from sluice.randomness import correlated as matrix_noise
 from sluice.randomness import grouped_sampling as batches_module
 from sluice.randomness import noise as noise_module
 from sluice.randomness.noise import SeededNoise
 from sluice.randomness.sampling import PoissonSampler
-from sluice.training import selective_release as release_module
 from sluice.training.batches import Batches
+from sluice.training.distributed import workers as workers_module
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
 
@@ -210,7 +209,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
             tensor.fill_(0.01)  # what is released: the same for both, since later steps are compared for the same past
         return raw_sum
 
-    for module in (release_module, noise_module, matrix_noise, dpsur, dpis_release, dpagd_descent):
+    for module in (workers_module, noise_module, matrix_noise, dpis_release):
         monkeypatch.setattr(module, "noisy_sum", taken_down)
     minimum = dpagd_descent.noisy_minimum
 
