@@ -4,7 +4,7 @@ python benchmarks/models.py                      # the table, on standard output
 python benchmarks/models.py --write docs/models.md
 python benchmarks/models.py --only bert --only swin
 
-Needs ``pip install 'sluice[integrations]'``. Weights are random and configurations small: what is tried is the architecture.
+Needs ``pip install 'sluice[models]'``. Weights are random and configurations small: what is tried is the architecture.
 """
 
 from __future__ import annotations

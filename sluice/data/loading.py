@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,8 @@ from sluice.data.files import (
     repair_command,
     search_roots,
 )
+from sluice.data.hugging_face import is_hugging_face, read_hugging_face
+from sluice.data.labels import MOST_CLASSES, class_names_from
 from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.unlabelled import DIGITS_SCALE
 from sluice.data.unpacked import unpacked
@@ -57,6 +59,8 @@ def load(
     kind: Kind | None = None,
     test_fraction: float = 0.2,
     classes: int | None = None,
+    class_names: str | Sequence[str] | None = None,
+    target: str | None = None,
 ) -> DataSplits:
     """Load a data set by name, or the user's own from a path or a torch data set.
 
@@ -69,6 +73,8 @@ def load(
     ``test``, ``kind``, ``test_fraction`` and ``classes`` are for the user's own data: a test set, what the records are
     (guessed from their shape otherwise), the share that becomes the test set where the data has none, and how many
     classes there can be. Without ``classes`` the highest label tells, and that there is such a label becomes public.
+    ``class_names`` says what the classes are called, in the order of their numbers; labels that are strings need it. ``target``
+    is the column of a table, or of a Hugging Face data set, to predict.
     ``vocabulary`` is also for files with ``kind="text"``: their ids must lie below it.
 
     **Guarantee.** No file is parsed before its sha256 was checked (the user's own files are read without pickle
@@ -78,8 +84,11 @@ def load(
     if isinstance(source, DataSplits):
         return source
     is_own = not (isinstance(source, str) and source in names())
-    if not is_own and not (test is None and kind is None and classes is None):
-        raise InputError(f"test, kind and classes are for your own data; {source!r} has its own test set and classes.")
+    if not is_own and not all(each is None for each in (test, kind, classes, class_names, target)):
+        raise InputError(
+            f"test, kind, classes, class_names and target are for your own data; {source!r} has its own test set and classes."
+        )
+    named = class_names_from(class_names)
     is_own_text = isinstance(source, str | Path) and is_own and kind == "text"
     if source != IMDB.name and (length is not None or text_as != "ids" or not (vocabulary is None or is_own_text)):
         raise InputError(
@@ -96,14 +105,39 @@ def load(
         open_fraction(test_fraction=test_fraction)
     if classes is not None:
         positive_integer(classes=classes)
-        if not 2 <= classes <= own.MOST_CLASSES:
-            raise InputError(f"classes={classes} is not allowed: it must be from 2 to {own.MOST_CLASSES}.")
+        if not 2 <= classes <= MOST_CLASSES:
+            raise InputError(f"classes={classes} is not allowed: it must be from 2 to {MOST_CLASSES}.")
+    if is_hugging_face(source):
+        arrays, declared = read_hugging_face(source, test=test, target=target)
+        return own.from_arrays(
+            arrays,
+            name=type(source).__name__,
+            where="the data set",
+            kind=kind,
+            test_fraction=test_fraction,
+            classes=classes,
+            vocabulary=DEFAULT_VOCABULARY,
+            class_names=named or declared,
+        )
     if not isinstance(source, str | Path):
+        if named or target is not None:
+            raise InputError(
+                "class_names and target are for files and Hugging Face data sets: give a torch data set with integer labels an "
+                "attribute classes."
+            )
         return own.from_dataset(source, test=test, kind=kind, test_fraction=test_fraction, classes=classes)
     path = _own_path(source, test)
     words = DEFAULT_VOCABULARY if vocabulary is None else vocabulary
     positive_integer(vocabulary=words)
-    return own.from_path(path, kind=kind, test_fraction=test_fraction, classes=classes, vocabulary=words)
+    return own.from_path(
+        path,
+        kind=kind,
+        test_fraction=test_fraction,
+        classes=classes,
+        vocabulary=words,
+        class_names=named,
+        target=target,
+    )
 
 
 def load_sequences(
@@ -258,7 +292,7 @@ def _own_path(source: str | Path, test: Dataset[Any] | None) -> Path:
     if not path.exists():
         raise InputError(
             f"{str(source)!r} is neither a data set ({', '.join(names())}) nor a file or folder. "
-            "Give one of these names, a .npz file, or a folder with x.npy and y.npy."
+            "Give one of these names, or your own data: a .npz, .csv or .parquet file, or a folder."
         )
     if test is not None:
         raise InputError("test is for torch data sets; put x_test and y_test into the file instead.")

@@ -1,4 +1,4 @@
-"""A user's own records: a ``.npz`` file or folder of ``.npy`` files with x and y, or any map-style torch data set.
+"""A user's own records: arrays, tables, folders of images, or any map-style data set.
 
 Files are read without pickle, so that opening one can never run code.
 """
@@ -20,15 +20,17 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 
 from sluice._base.errors import DataError, InputError
 from sluice._base.validate import one_of
+from sluice.data import tables
 from sluice.data.examples import DataSplits, Examples, Indices, TensorExamples
 from sluice.data.files import Kind
+from sluice.data.image_folder import is_image_folder, read_image_folder
+from sluice.data.labels import class_labels, one_hot_width
 from sluice.data.splitting import split_off
 from sluice.data.transforms import Transform, to_float, to_ids, unscaled
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_KEYS = ("x", "y")
 SPLIT_SEED = 0
-MOST_CLASSES = 65_536
 CHANNELS = (1, 3, 4)
 # What numpy and zipfile raise on files that are cut off, altered or something else altogether.
 UNREADABLE = (
@@ -80,7 +82,14 @@ class DatasetExamples(Examples):
 
 
 def from_path(
-    path: Path, *, kind: Kind | None, test_fraction: float, classes: int | None, vocabulary: int
+    path: Path,
+    *,
+    kind: Kind | None,
+    test_fraction: float,
+    classes: int | None,
+    vocabulary: int,
+    class_names: tuple[str, ...] = (),
+    target: str | None = None,
 ) -> DataSplits:
     """Read x and y (or x_train, y_train, x_test, y_test) from ``path`` and check that they fit together.
 
@@ -88,10 +97,51 @@ def from_path(
     split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
     where ``classes`` is None, the highest label.
     """
-    arrays = read_arrays(path)
+    arrays, own_names = _read(path, target=target)
+    return from_arrays(
+        arrays,
+        name=path.stem,
+        where=path,
+        kind=kind,
+        test_fraction=test_fraction,
+        classes=classes,
+        vocabulary=vocabulary,
+        class_names=class_names or own_names,
+    )
+
+
+def _read(path: Path, *, target: str | None) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """The arrays that a path holds, in whatever form, and the names of classes where it tells them."""
+    if path.suffix in tables.ENDINGS or (path.is_dir() and tables.table_parts(path)):
+        return tables.read_table(path, target=target), ()
+    if target is not None:
+        raise InputError(f"target={target!r} is not allowed for {path}: only tables have columns with names.")
+    if path.is_dir() and not any(path.glob("*.npy")) and is_image_folder(path):
+        return read_image_folder(path)
+    return read_arrays(path), ()
+
+
+def from_arrays(
+    arrays: dict[str, np.ndarray],
+    *,
+    name: str,
+    where: Path | str,
+    kind: Kind | None,
+    test_fraction: float,
+    classes: int | None,
+    vocabulary: int,
+    class_names: tuple[str, ...],
+) -> DataSplits:
+    """Records from x and y, or from x_train, y_train, x_test and y_test. Guarantee: that of `from_path`."""
+    path = where
     names = WHOLE_KEYS if set(WHOLE_KEYS) <= arrays.keys() else SPLIT_KEYS
-    parts = {name: _examples(path, name, arrays, kind, vocabulary) for name in names if name.startswith("x")}
-    class_names = _classes(*parts.values(), count=classes, where=str(path))
+    parts = {
+        each: _examples(path, each, arrays, kind, vocabulary, class_names) for each in names if each.startswith("x")
+    }
+    if classes is not None and class_names and classes != len(class_names):
+        raise InputError(f"classes={classes} contradicts the {len(class_names)} class_names: give one of them.")
+    width = one_hot_width(arrays["y" if names is WHOLE_KEYS else "y_train"])
+    numbered = _classes(*parts.values(), count=len(class_names) or classes or width, where=str(path))
     train = parts["x" if names is WHOLE_KEYS else "x_train"]
     if names is WHOLE_KEYS:
         train, test = split(train, test_fraction)
@@ -103,13 +153,13 @@ def from_path(
                 f"{tuple(test.inputs.shape[1:])}. Both must have the same shape."
             )
     digest = hashlib.sha256()
-    for name in names:
-        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
+    for each in names:
+        digest.update(f"{each} {arrays[each].dtype.str} {arrays[each].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[each]).tobytes())
     return DataSplits(
-        name=path.stem,
+        name=name,
         kind=kind or kind_of(arrays["x" if names is WHOLE_KEYS else "x_train"]),
-        classes=class_names,
+        classes=class_names or numbered,
         train=train,
         test=test,
         fingerprint=digest.hexdigest(),
@@ -163,9 +213,9 @@ def wrap(dataset: Dataset[Any], what: str) -> Examples:
         raise DataError(f"{what} ({type(dataset).__name__}) must yield (x, y); record 0 is a {type(first).__name__}.")
     if isinstance(dataset, TensorDataset):
         inputs, labels = dataset.tensors
-        return TensorExamples(inputs, _labels(labels.numpy(force=True), what), _identity)
+        return TensorExamples(inputs, class_labels(labels.numpy(force=True), what), _identity)
     DatasetExamples(dataset, torch.zeros(1, dtype=torch.int64)).batch([0])
-    labels = _labels(np.array([_read_label(dataset, i, np.shape(first[0]), what) for i in range(size)]), what)
+    labels = class_labels(np.array([_read_label(dataset, i, np.shape(first[0]), what) for i in range(size)]), what)
     return DatasetExamples(dataset, labels)
 
 
@@ -189,7 +239,10 @@ def read_arrays(path: Path, *, require_labels: bool = True) -> dict[str, np.ndar
             _require_keys(path, arrays.keys(), "files", ".npy")
         return arrays
     if path.suffix != ".npz":
-        raise InputError(f"{path} is not allowed as data: give a .npz file, or a folder with x.npy and y.npy.")
+        raise InputError(
+            f"{path} is not allowed as data: give a .npz, .csv, .tsv or .parquet file, a folder with x.npy and y.npy, or one "
+            "with a folder of images for each class."
+        )
     with path.open("rb") as stream:
         opened = _load(path, stream)
         if not isinstance(opened, np.lib.npyio.NpzFile):
@@ -245,7 +298,12 @@ def _require_keys(path: Path, found: Collection[str], what: str, ending: str) ->
 
 
 def _examples(
-    path: Path, x_name: str, arrays: dict[str, np.ndarray], kind: Kind | None, vocabulary: int
+    path: Path | str,
+    x_name: str,
+    arrays: dict[str, np.ndarray],
+    kind: Kind | None,
+    vocabulary: int,
+    class_names: tuple[str, ...],
 ) -> TensorExamples:
     y_name = x_name.replace("x", "y", 1)
     x, y = arrays[x_name], arrays[y_name]
@@ -255,7 +313,7 @@ def _examples(
     if x.dtype.kind not in "buif" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
         found = f"type {x.dtype}" if x.dtype.kind not in "buif" else "NaN or infinite values"
         raise DataError(f"{where} has {found}; it must hold finite numbers.")
-    labels = _labels(y, f"{path}[{y_name}]")
+    labels = class_labels(y, f"{path}[{y_name}]", names=class_names)
     if len(x) != len(labels):
         raise DataError(
             f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."
@@ -309,22 +367,6 @@ def _read_label(dataset: Dataset[Any], index: int, shape: tuple[int, ...], what:
         return label.item() if hasattr(label, "item") else float(label)
     except (TypeError, ValueError) as error:
         raise DataError(f"{what}: label {index} is {label!r}; labels must be integers from 0.") from error
-
-
-def _labels(y: np.ndarray, where: str) -> Tensor:
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.ndim != 1 or y.size == 0:
-        raise DataError(f"{where} has shape {y.shape}; labels must be one row of integers, at least one.")
-    if y.dtype.kind == "f" and not np.isfinite(y).all():
-        position = int(np.flatnonzero(~np.isfinite(y))[0])
-        raise DataError(f"{where}: label {position} is {y[position]}; labels must be integers from 0.")
-    if y.dtype.kind not in "buif" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
-        raise DataError(f"{where} ({y.dtype}) holds no class labels; they must be integers from 0.")
-    if y.min() < 0 or int(y.max()) >= MOST_CLASSES:  # as Python's integers: half precision cannot hold that number
-        raise DataError(
-            f"{where} has labels from {y.min()} to {y.max()}; classes are numbered from 0, {MOST_CLASSES - 1} at most."
-        )
-    return torch.from_numpy(y.astype(np.int64))
 
 
 def _classes(*parts: Examples, count: int | None, where: str) -> tuple[str, ...]:

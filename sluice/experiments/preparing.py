@@ -88,7 +88,13 @@ def prepare(
         return _listed(bags) if settings.model == BAG_OF_WORDS else bags
     if settings.features != "plain" and settings.dataset in TEXT_DATA_SETS:
         raise _no_images(settings)
-    splits = load(settings.dataset, data_dir=data_dir, classes=settings.classes)
+    splits = load(
+        settings.dataset,
+        data_dir=data_dir,
+        classes=settings.classes,
+        class_names=settings.class_names,
+        target=settings.target,
+    )
     if settings.features == "plain":
         return splits
     if splits.kind != "image":

@@ -36,13 +36,25 @@ class TrainSettings:
     """
 
     dataset: str = _setting(
-        "digits", DATA, "digits, mnist, fashion-mnist, cifar-10, imdb, or a .npz file or folder of arrays."
+        "digits",
+        DATA,
+        "digits, mnist, fashion-mnist, cifar-10, imdb, or your own: a .npz, .csv or .parquet file, or a folder.",
     )
     classes: int | None = _setting(
         None,
         DATA,
         "How many classes your own data can have; if not given, the highest label tells, and becomes public by that.",
         **codec.ADDED_IF_GIVEN,
+    )
+    class_names: str | None = _setting(
+        None,
+        DATA,
+        "What the classes of your own data are called, with commas between, in the order of their numbers; public. Labels "
+        "that are strings need it.",
+        **codec.ADDED_IF_GIVEN,
+    )
+    target: str | None = _setting(
+        None, DATA, "Column of your own table that is to be predicted.", **codec.ADDED_IF_GIVEN
     )
     method: str = _setting("dpsr-cg", BUDGET, "dpsr-cg (selective release), dpsgd, ...: see sluice methods.")
     features: str = _setting(

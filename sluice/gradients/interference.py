@@ -36,7 +36,7 @@ def refuse_changing_buffers(model: nn.Module, samples: Samples) -> None:
                 f"Buffer '{name}' changes with every forward pass in training mode. It would carry data that no noise "
                 "protects into later releases, rejected batches included, and into the published model. Replace the "
                 "module by one that keeps no statistics (nn.GroupNorm, nn.LayerNorm), or freeze it with .eval() if "
-                "its state is public."
+                "its state is public (for spectral_norm: layer.parametrizations.weight.eval(), after model.train())."
             )
 
 

@@ -350,3 +350,19 @@ def test_gaps_and_uneven_classes_are_remarked_on_from_test_records(capsys):
     _, out, _ = run([*SMALL, "--run", "even"], capsys)
     assert "balanced accuracy" in out
     assert "Note" not in out
+
+
+def test_a_table_with_names_of_classes_is_trained_and_used(capsys):
+    from sluice import load_model
+
+    rows = [f"{i % 2 + (i % 7) / 10},{i % 5},{('no', 'yes')[i % 2]}" for i in range(300)]
+    Path("mine.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    quick = ["--releases", "6", "--noise-multiplier", "1", "--accountant", "rdp", "--seed", "1", "--run", "table"]
+    command = ["train", "--dataset", "mine.csv", "--class-names", "no,yes", *quick]
+    code, out, err = run([*command, "--json"], capsys)
+    assert code == 0, err
+    assert [each["name"] for each in json.loads(out)["by_class"]] == ["no", "yes"]
+    model = load_model("runs/table")
+    assert model.classes == ("no", "yes")
+    assert model.predict(np.array([[0.1, 1.0], [1.5, 1.0]])).shape == (2,)
+    assert run([*command[:3], *quick], capsys)[0] == 2

@@ -160,7 +160,7 @@ def test_accountants_count_steps():
         ({"poisson_sampling": False}, "epsilon is proved for batches that are Poisson samples"),
         ({"batch_first": False}, "transpose inside the model"),
         ({"grad_sample_mode": "no_op"}, "cannot be checked"),
-        ({"grad_sample_mode": "ghost_fsdp"}, "several processes"),
+        ({"grad_sample_mode": "ghost_fsdp"}, "Several processes"),
         ({"clipping": "automatic"}, "clipping='automatic' is not allowed"),
         ({"max_grad_norm": [1.0] * 4}, "it must be one number"),
         ({"clipping": "per_layer", "max_grad_norm": [1.0] * 3}, "the model has 4 trainable parameters"),
@@ -384,7 +384,7 @@ def test_recurrent_layers_train(kind):
     [
         (lambda: GradSampleModule(small_model()), "model._module is model"),
         (lambda: DPDataLoader.from_data_loader(DataLoader(records())), "Give an ordinary DataLoader"),
-        (lambda: DifferentiallyPrivateDistributedDataParallel(small_model()), "Train in one process"),
+        (lambda: DifferentiallyPrivateDistributedDataParallel(small_model()), "the model as it is"),
         (lambda: make_functional(small_model()), "any module works"),
         (lambda: schedulers.ExponentialNoise(None, gamma=0.9), r"noise_schedule=Schedule.exponential"),
         (lambda: schedulers.StepGradClip(None, step_size=2, gamma=0.9), r"clip_schedule=Schedule.exponential"),

@@ -343,7 +343,7 @@ def test_a_run_without_a_planned_end_goes_on_and_is_charged_by_stages():
     # 4, 6, 8, 12 releases: the fourth stage, to which 1/20 of delta belongs.
     assert run.engine.get_certified_epsilon(1e-5) == planned.engine.get_certified_epsilon(1e-5 / 20)
     assert not run.loader.finished
-    audited = Run(releases=None, sample_rate=0.25, canaries=Canaries(count=4))
+    audited = Run(releases=None, sample_rate=0.25, canaries=Canaries(count=16))
     with pytest.raises(InputError, match="run without a planned end"):
         audited.engine.audit(delta=1e-5)
 

@@ -4,7 +4,10 @@ from sluice.compat.opacus.refusals import Refused
 
 
 class DifferentiallyPrivateDistributedDataParallel(Refused):
-    instead = "training over several processes is not. Train in one process, with the model as it is."
+    instead = (
+        "there is no wrapper: give make_private the model as it is. Where torch.distributed is initialised, its processes share the "
+        "work by themselves (docs/distributed.md)."
+    )
 
 
 __all__ = ["DifferentiallyPrivateDistributedDataParallel"]

@@ -61,7 +61,7 @@ class Keywords:
         if self.grad_sample_mode not in MODES:
             raise InputError(
                 f"grad_sample_mode={self.grad_sample_mode!r} is not allowed: it must be one of {', '.join(MODES)}, none of which "
-                "changes anything here. Training over several processes (fsdp, tp) is not offered."
+                "changes anything here. Several processes need no mode of their own (docs/distributed.md)."
             )
 
 

@@ -1,0 +1,95 @@
+"""Class labels as a user has them: integers from 0, names, or rows of zeros with a single one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice._base.errors import DataError, InputError
+
+MOST_CLASSES = 65_536
+
+
+def class_labels(y: np.ndarray, where: str, *, names: Sequence[str] = ()) -> Tensor:
+    """The number of each record's class.
+
+    Args:
+        names: the classes that there can be, in the order of their numbers: public. Labels that are strings need them: if the
+            names were collected from the records, that somebody has a class would become public.
+
+    **Guarantee.** Entry i depends on label i and on ``names`` alone.
+    """
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.size == 0:
+        raise DataError(f"{where} has shape {y.shape}; labels must be one row of integers, at least one.")
+    if one_hot_width(y):
+        return _from_one_hot(y, where)
+    if y.ndim != 1:
+        raise DataError(f"{where} has shape {y.shape}; labels must be one row of integers, names, or one-hot rows.")
+    if y.dtype.kind in "US":
+        return _from_names(np.char.decode(y) if y.dtype.kind == "S" else y, where, names)
+    return _from_numbers(y, where)
+
+
+def one_hot_width(y: np.ndarray) -> int | None:
+    """How many columns labels have that are rows with a one in the place of the class; None for other labels."""
+    return y.shape[1] if y.ndim == 2 and y.shape[1] > 1 else None
+
+
+def class_names_from(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of classes from a text with commas between them, or a sequence; each may occur once."""
+    if text is None:
+        return ()
+    names = tuple(each.strip() for each in text.split(",")) if isinstance(text, str) else tuple(map(str, text))
+    if len(names) < 2 or "" in names or len(set(names)) < len(names) or len(names) > MOST_CLASSES:
+        raise InputError(
+            f"class_names={text!r} is not allowed: give at least two different names, with commas between them."
+        )
+    return names
+
+
+def _from_one_hot(y: np.ndarray, where: str) -> Tensor:
+    right = y.dtype.kind in "buif" and bool((((y == 0) | (y == 1)).all(1) & ((y == 1).sum(1) == 1)).all())
+    if not right:
+        raise DataError(
+            f"{where} has shape {y.shape}: labels with a column for each class must be one-hot, a single 1 and zeros in "
+            "each row. Give one class for each record."
+        )
+    return torch.from_numpy(y.argmax(1).astype(np.int64))
+
+
+def _from_names(y: np.ndarray, where: str, names: Sequence[str]) -> Tensor:
+    if not names:
+        raise DataError(
+            f"{where} holds names of classes. Say which there can be, in the order of their numbers: --class-names a,b,c "
+            "(load(..., class_names=...)). They become public, so they must not be collected from private records."
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    found = np.array([numbers.get(str(label).strip(), -1) for label in y], dtype=np.int64)
+    if (found < 0).any():
+        row = int(np.flatnonzero(found < 0)[0])
+        raise DataError(f"{where}: label {row} is {str(y[row])!r}, which is not among class_names ({_listed(names)}).")
+    return torch.from_numpy(found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def _from_numbers(y: np.ndarray, where: str) -> Tensor:
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        position = int(np.flatnonzero(~np.isfinite(y))[0])
+        raise DataError(f"{where}: label {position} is {y[position]}; labels must be integers from 0.")
+    if y.dtype.kind not in "buif" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
+        raise DataError(f"{where} ({y.dtype}) holds no class labels; they must be integers from 0.")
+    if y.min() < 0 or int(y.max()) >= MOST_CLASSES:  # as Python's integers: half precision cannot hold that number
+        raise DataError(
+            f"{where} has labels from {y.min()} to {y.max()}; classes are numbered from 0, {MOST_CLASSES - 1} at most."
+        )
+    return torch.from_numpy(y.astype(np.int64))
+
+
+__all__ = ["MOST_CLASSES", "class_labels", "class_names_from", "one_hot_width"]
