@@ -63,8 +63,9 @@ class Work:
         whole: all of them, where the model is sharded; 0 where every worker has it.
         whole_bytes: of each of those.
         batch: records of an attempt.
-        attempts: that are looked at, for each release (those that cannot be accepted cost nothing).
+        attempts: that are looked at, for each release (those that cannot be accepted cost nothing); 1 is without a gate.
         rows: of a chunk.
+        kept: whether releases are logged and kept for resuming, as `sluice train` does it.
         record_seconds: forward, backward, norm and sum of one record on one worker.
     """
 
@@ -77,6 +78,7 @@ class Work:
     attempts: float = 1.0
     whole: int = 0
     whole_bytes: int = FLOAT
+    kept: bool = True
 
 
 def rounds(work: Work) -> int:
@@ -115,7 +117,7 @@ def cost(work: Work, machine: Machine) -> dict[str, float]:
         "gradients": turns * work.rows * work.record_seconds,
         # Every worker draws the sample of all records: it is common to them, and nobody has to send it.
         "sampling": work.attempts * work.records * machine.sampling,
-        "metric": turns * machine.latency * several,
+        "metric": turns * machine.latency * (several and work.attempts > 1),
         # Into one vector (which is zero first), received, added up in float64, rounded, gathered, put together.
         "copying": (7 * p * machine.copying if several else 0.0),
         "exchange": 0.0,
@@ -123,8 +125,8 @@ def cost(work: Work, machine: Machine) -> dict[str, float]:
         "noise": p / n * machine.noise,
         # Being in step, the digest of the weights, and that worker 0 has written.
         "agreeing": 3 * machine.latency * several,
-        "ledger": machine.sync,
-        "journal": FLOAT * p / machine.writing,
+        "ledger": machine.sync * work.kept,
+        "journal": FLOAT * p / machine.writing * work.kept,
     }
     if several and work.whole:
         fast = machine.gather_bandwidth or machine.bandwidth
@@ -163,14 +165,17 @@ VIT, LORA = 105e9 / 1.2e14, 4 * 7e9 * 512 / 1.2e14
 IMAGES = Work(workers=8, parameters=86_000_000, batch=4096, records=1_281_167, rows=64, record_seconds=VIT)
 TEXTS = Work(workers=8, parameters=40_000_000, batch=1024, records=10**6, rows=4, record_seconds=LORA)
 
-#: Nets of the paper at batches of 1024, two workers with one thread each: a step of one thread, by results/bench/gradients.json.
+#: Releases of benchmarks/distributed.py: batches of 1024, two workers with one thread each, nothing kept. Gradients are those
+#: of one thread, by results/bench/gradients.json.
 PAPER = {
-    name: Work(workers=2, parameters=parameters, batch=1024, records=records, rows=64, record_seconds=seconds / 1024)
-    for name, parameters, records, seconds in (
-        ("pixel CNN 551k", 550_570, 50_000, 3.65),
-        ("scattering CNN 187k", 187_210, 60_000, 0.848),
-        ("BiLSTM 2.0m", 2_021_202, 25_000, 0.311),
-        ("transformer", 266_250, 25_000, 5.50),
+    name: Work(
+        workers=2, parameters=parameters, batch=1024, records=8192, rows=64, record_seconds=seconds / 1024, kept=False
+    )
+    for name, parameters, seconds in (
+        ("pixel CNN 551k", 550_570, 3.65),
+        ("scattering CNN 187k", 187_210, 0.848),
+        ("BiLSTM 2.0m", 2_021_202, 0.311),
+        ("transformer", 266_250, 5.50),
     )
 }
 
