@@ -33,7 +33,8 @@ class TrainingState:
 
     @property
     def replayable(self) -> bool:
-        return isinstance(self.executor, ReplayableExecutor)
+        """Whether published values lead from one state to the next: not with seeded noise, whose place they do not tell."""
+        return isinstance(self.executor, ReplayableExecutor) and self.executor.noise.secure
 
     @property
     def history(self) -> range:

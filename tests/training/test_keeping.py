@@ -117,7 +117,9 @@ def adam(net: nn.Module) -> tuple[torch.optim.Optimizer, None]:
 class Run:
     """A small run with secure noise, a ledger, averaged weights and a folder."""
 
-    def __init__(self, mechanism: Mechanism, folder: Path, *, rule: Any = None, ledger: bool = True) -> None:
+    def __init__(
+        self, mechanism: Mechanism, folder: Path, *, rule: Any = None, ledger: bool = True, seed: int | None = None
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         data = TensorDataset(torch.randn(SIZE, 4, generator=generator), torch.arange(SIZE) % 3)
         with torch.random.fork_rng():
@@ -127,7 +129,7 @@ class Run:
         optimizer, schedule = (rule or (adam if mechanism is MECHANISMS["dpagd"] else sgd))(self.net)
         self.folder = folder
         self.ledger = folder.parent / "ledger.jsonl"
-        self.engine = PrivacyEngine()
+        self.engine = PrivacyEngine(seed=seed)
         self.engine.make_private_by(
             mechanism,
             module=self.net,
@@ -366,6 +368,18 @@ def test_another_state_begins_another_history(tmp_path):
     again = after_a_crash(run, mechanism, ledger=False)
     assert again.engine.load(again.folder) is None
     assert same(again.state(), before)
+
+
+def test_a_seeded_run_goes_on_with_the_noise_that_comes_next(tmp_path):
+    """The journal does not tell the place in a seeded stream: beginning it again would repeat noise."""
+    mechanism = SelectiveRelease(**PLAIN)
+    whole = Run(mechanism, tmp_path / "whole" / "kept", ledger=False, seed=5).train()
+    stopped = Run(mechanism, tmp_path / "parts" / "kept", ledger=False, seed=5).kept().train(6)
+    stopped.engine.close()
+    resumed = Run(mechanism, stopped.folder, ledger=False, seed=5)
+    resumed.engine.load(resumed.folder)
+    resumed.train()
+    assert all(map(torch.equal, whole.net.parameters(), resumed.net.parameters()))
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path):
