@@ -36,14 +36,15 @@ def test_other_errors_pass():
         from math import no_such_name  # noqa: F401
 
 
-def test_a_command_says_what_to_install(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "joblib", None)
-    monkeypatch.delitem(sys.modules, "sluice.experiments.tables.accuracy_jobs", raising=False)
-    monkeypatch.delitem(sys.modules, "sluice.experiments.tables.accuracy", raising=False)
+def test_a_command_says_what_to_install(monkeypatch, capsys):
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("sluice.runs.verify.verify_together", lambda *_, **__: absent("matplotlib.figure"))
     with pytest.raises(SystemExit) as stop:
-        main(["reproduce", "accuracy", "--datasets", "digits", "--results", str(tmp_path)])
+        main(["verify", "runs/first"])
     assert stop.value.code == 2
-    assert "pip install 'sluice[study]'" in capsys.readouterr().err
+    assert "pip install 'sluice[plots]'" in capsys.readouterr().err
 
 
 def test_training_and_verifying_need_none_of_them(tmp_path):

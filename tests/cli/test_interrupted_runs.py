@@ -85,7 +85,7 @@ PLACES = [
     (keeping, "draft_checkpoint"),
     (training, "accuracy"),
     (publication, "write_certificate"),
-    (training, "encode_weights"),
+    (training, "encoded_model"),
     (RunFolder, "check_data"),
 ]
 

@@ -105,8 +105,8 @@ def test_the_authors_account_brings_their_settings(capsys, tmp_path, monkeypatch
 
     seen = {}
 
-    def stop(settings, *rest):
-        seen["settings"] = settings
+    def stop(recorded, *rest, **options):
+        seen["settings"] = recorded.settings
         raise SystemExit(0)
 
     monkeypatch.chdir(tmp_path)

@@ -21,9 +21,12 @@ from sluice import PrivacyEngine
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+#: Its blocks need the libraries that it is about.
+ELSEWHERE = ROOT / "docs" / "integrations.md"  # tests/integrations/test_documents.py
 PAGES = {
     str(path.relative_to(ROOT)): BLOCK.findall(path.read_text("utf-8"))
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if path != ELSEWHERE
 }
 
 
@@ -87,11 +90,25 @@ def _digits_as_bytes() -> dict[str, Any]:
     return {"images_uint8": torch.randint(0, 256, (8, 1, 28, 28), dtype=torch.uint8)}
 
 
+def _opacus() -> dict[str, Any]:
+    generator = nn.Sequential(nn.Flatten(), nn.Linear(4, 6))
+    loader = given()["loader"]
+    return {
+        "nz": 4,
+        "netG": generator,
+        "netD": nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
+        "optimizerG": torch.optim.SGD(generator.parameters(), lr=0.1),
+        "dataloader": loader,
+        "data_loader": loader,
+    }
+
+
 #: What pages use beside `given`; most of them nothing.
 EXTRA: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/runs.md": _runs,
     "docs/training.md": _training,
     "docs/matrix.md": _matrix,
+    "docs/opacus.md": _opacus,
     "docs/features-words.md": _words,
     "docs/features.md": _digits_as_bytes,
     "docs/features-nets.md": lambda: {"images": torch.rand(4, 1, 28, 28)},
@@ -119,10 +136,11 @@ def test_the_code_of_a_page_runs_as_printed(page, tmp_path, monkeypatch):
     for number, block in enumerate(PAGES[page]):
         code = compile(block, f"{page}, block {number}", "exec")
         exec(code, names)
-        engine = names.pop("engine", None)
-        if isinstance(engine, PrivacyEngine):
-            engine.close()
-            names.update(given())
+        for name in ("engine", "privacy_engine"):
+            engine = names.pop(name, None)
+            if isinstance(engine, PrivacyEngine):
+                engine.close()
+                names.update({**given(), **(_opacus() if page == "docs/opacus.md" else {})})
 
 
 def test_pages_with_code_are_found():

@@ -19,6 +19,7 @@ from sluice._base.errors import DataError, InputError
 from sluice._base.interrupts import DelayedInterrupt, sigterm_as_interrupt
 from sluice.data import DataSplits, hold_out
 from sluice.data.examples import Examples
+from sluice.experiments import fitting
 from sluice.experiments import recorded as recorded_module
 from sluice.experiments import run as training_module
 from sluice.experiments.run import Progress, Training, TrainResult, accuracy, recorded_run
@@ -395,7 +396,7 @@ def test_a_run_whose_records_were_held_out_by_another_rule_is_not_resumed(digits
 
     settings = replace(short(), hold_out=0.25)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training_module, "hold_out", by_position)
+        patch.setattr(fitting, "hold_out", by_position)
         train(tmp_path / "run", digits, settings, report=stop_at(3))
     before = read_ledger(tmp_path / "run" / "public" / "ledger.jsonl").spent
     with pytest.raises(DataError, match="Earlier versions of Sluice chose other records"):

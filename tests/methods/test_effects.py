@@ -60,7 +60,7 @@ CHANGES: dict[str, Any] = {
     "weight_decay": 0.1,
 }
 # What these change is neither promised nor trained: the report, or how often it is looked at.
-OTHERS = {"dataset", "classes", "method", "accountant", "evaluate_every", "options"}
+OTHERS = {"dataset", "classes", "class_names", "target", "method", "accountant", "evaluate_every", "options"}
 OPTIONS = {
     "dpsur": {"account": "claimed", "validation_batch_size": 99, "validation_noise": 2.0, "loss_clip": 0.1, "threshold": 1.0},
     "dpis": {"rate_cap": 2.0, "norm_noise": 9.0, "count_noise": 9.0, "norm_decay": 0.5, "clip_rate": 0.5, "clip_target": 0.2},

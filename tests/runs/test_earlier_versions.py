@@ -17,10 +17,12 @@ from safetensors.torch import load_file
 from sluice.cli import main
 from sluice.experiments.preparing import feature_versions, prepare
 from sluice.experiments.run import Training, recorded_run
-from sluice.methods import METHODS
+from sluice.methods import METHODS as METHODS_NOW
 from sluice.runs.verify import verify_run, verify_together
 
 FIXTURES = Path(__file__).parent / "fixtures"
+#: Without those that came later.
+METHODS = [method for method in METHODS_NOW if method != "dpsgd-ac"]
 
 
 def assert_same_model(folder: Path, expected: Path) -> None:

@@ -49,7 +49,7 @@ def stop(progress: Progress) -> None:
 def test_a_whole_run_shows_no_time_not_even_after_it_is_verified(digits, tmp_path):
     training(digits).start(tmp_path)
     assert shown(tmp_path) == {}
-    assert len(times(tmp_path)) == 11
+    assert len(times(tmp_path)) == 12
     assert verify_run(tmp_path).holds
     assert recorded_run(tmp_path).result is not None
     assert shown(tmp_path) == {}

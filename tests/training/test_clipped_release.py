@@ -166,7 +166,7 @@ def test_sum_and_count_have_the_noise_that_is_charged():
     counts, gradients = [], []
     for _ in range(400):
         executor.bound = 0.2
-        empty = ClippedBatch(turn=0, sensitivity=0.2, raw_sum=engine._executor.context.gradients.zeros(), raw_count=0.0)
+        empty = ClippedBatch(turn=0, sensitivity=0.2, raw_sum=executor.context.raw_sum(), raw_count=0.0)
         published = executor.publish(empty)
         counts.append(-math.log(published["bound"] / 0.2) / QUANTILE.rate * 18.0)
         gradients.append(torch.cat([part.flatten() for part in published["gradient"].values()]) * 18.0)

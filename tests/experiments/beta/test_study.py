@@ -15,6 +15,7 @@ from sluice.cli.reproduce_beta import reproduce_beta
 from sluice.experiments.beta.plot import accuracy_png, shares_png
 from sluice.experiments.beta.study import AttemptWatch, Share, lines_of, plan_betas, sampling_for
 from sluice.experiments.beta.texts import as_csv, cells_of, markdown, share_text
+from sluice.experiments.jobs import JobOptions
 from sluice.experiments.tables.accuracy_tables import TABLES
 
 
@@ -38,10 +39,8 @@ def request(folder: Path) -> Request:
         output=None,
         again=False,
         no_run=False,
-        jobs=None,
+        options=JobOptions(),
         threads=None,
-        backend="loky",
-        scheduler=None,
         as_json=True,
     )
 
