@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 #: Pages made from files outside of docs/.
 FROM_THE_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-PICTURE = "results/best/table.png"
+PICTURES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/*.png"))
 
 _GROUPS = {
     "Training": ("PrivacyEngine", "TrainSettings", "train", "load_model", "fix"),
@@ -31,9 +31,14 @@ _GROUPS = {
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in FROM_THE_ROOT.items():
         files.append(File.generated(config, page, content=_from_the_root((ROOT / source).read_text("utf-8"))))
-    files.append(File.generated(config, PICTURE, abs_src_path=str(ROOT / PICTURE)))
+    for picture in PICTURES:
+        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
     files.append(File.generated(config, "api.md", content=_api_page()))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    return markdown.replace("](../results/", "](results/")  # they stand beside docs/, and are put into the site
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:

@@ -23,6 +23,9 @@ def test_the_site_builds_loads_nothing_from_elsewhere_and_shows_every_public_nam
     assert len(pages) > 25
     loading = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"(https?:)?//")
     assert not [str(page.relative_to(site)) for page, text in pages.items() if loading.search(text)]
+    for page, text in pages.items():
+        pictures = re.findall(r'<img[^>]* src="((?!data:)[^"]+)"', text)
+        assert [name for name in pictures if not (page.parent / name).exists()] == [], page.name
     reference = (site / "api.html").read_text("utf-8")
     assert [name for name in sluice.__all__ if name != "__version__" and f".{name}" not in reference] == []
     assert "max_physical_batch_size" in reference
