@@ -100,7 +100,7 @@ def test_the_number_of_classes_can_be_said(tmp_path):
     path = grey_images(tmp_path / "own.npz", dtype=np.uint8)
     assert len(prepare(settings_from({"dataset": str(path)})).classes) == 4
     assert len(prepare(settings_from({"dataset": str(path), "classes": 6})).classes) == 6
-    with pytest.raises(InputError, match="classes are for your own data"):
+    with pytest.raises(InputError, match="are for your own data"):
         prepare(settings_from({"dataset": "digits", "classes": 12}))
 
 
