@@ -178,7 +178,8 @@ def scores(
 def _what(run: Path | None, config: Path | None, setting: list[str] | None) -> tuple[TrainSettings, Mechanism | None]:
     from sluice._base.errors import InputError
     from sluice.experiments.run import recorded_run
-    from sluice.experiments.settings import assignment, settings_from
+    from sluice.experiments.settings import settings_from
+    from sluice.experiments.settings_files import assignment
 
     if run is None:
         overrides = dict(assignment(item, argument="setting") for item in setting or [])

@@ -11,6 +11,7 @@ import typer
 from sluice.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
+    from sluice.experiments.published import PublishedModel
     from sluice.runs.privacy_spent import PrivacySpent
     from sluice.runs.verify import Verification
 
@@ -55,36 +56,62 @@ def predict(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Classify records with the model of a finished run, from its public folder alone.
+    """Classify records with the model of a finished run, or predict their numbers, from its public folder alone.
 
     Records are in the form of the training data. Each line gives a record's number, its class and how probable the model
-    thinks that is. Where the file has labels too, the share of right predictions is shown.
+    thinks that is, or the number that the model predicts. Where the file has targets too, it is shown how good that is.
 
     Example: sluice predict runs/first images.npz --output predictions.csv
     """
     import numpy as np
 
-    from sluice._base.files import write_atomically
     from sluice.data import read_records
     from sluice.experiments.published import load_model
 
     model = load_model(run)
     records, labels = read_records(data)
+    if model.objective.predicts_numbers:
+        return _predict_numbers(model, records, labels, output=output, as_json=as_json)
     certainty, numbers = model.probabilities(records).max(dim=1)
     named = [model.classes[number] for number in numbers.tolist()]
     accuracy = None if labels is None else float(np.mean(numbers.numpy() == labels.reshape(-1)))
     if as_json:
         print_json({"classes": named, "probabilities": certainty.tolist(), "accuracy": accuracy})
-        return
+        return None
     lines = [f"{index},{name},{value:.4f}" for index, (name, value) in enumerate(zip(named, certainty, strict=True))]
-    text = "\n".join(["record,class,probability", *lines]) + "\n"
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        write_atomically(output, text.encode(), public=True)
-        typer.echo(f"Written: {output} ({len(named)} records)")
+    _write_lines(["record,class,probability", *lines], output)
     if accuracy is not None:
         typer.echo(f"Right: {accuracy:.2%} of {len(named)} labelled records", err=output is None)
+    return None
+
+
+def _predict_numbers(model: PublishedModel, records: Any, wanted: Any, *, output: Path | None, as_json: bool) -> None:
+    from sluice.data.targets import Targets
+    from sluice.runs.public_files import scores_text
+
+    found = model.predict(records)
+    scores = None
+    if wanted is not None:
+        scores = model.objective.scores(found, Targets(kind=model.objective.target_kind).read(wanted, "the targets"))
+    if as_json:
+        print_json({"predictions": found.tolist(), "scores": scores})
+        return
+    lines = [f"{index},{value:.6g}" for index, value in enumerate(found.tolist())]
+    _write_lines(["record,prediction", *lines], output)
+    if scores is not None:
+        typer.echo(f"On {len(lines)} records with targets: {scores_text(scores)}", err=output is None)
+
+
+def _write_lines(lines: list[str], output: Path | None) -> None:
+    """A heading and a line for each record, to the screen or to a file."""
+    from sluice._base.files import write_atomically
+
+    text = "\n".join(lines) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    write_atomically(output, text.encode(), public=True)
+    typer.echo(f"Written: {output} ({len(lines) - 1} records)")
 
 
 def certificate(run: Run, as_json: JsonFlag = False) -> None:

@@ -15,7 +15,8 @@ import typer
 
 from sluice.cli.launching import is_started_here, is_worker, joined, restarts, run_workers
 from sluice.cli.output import print_json
-from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, assignment, settings_from, settings_in
+from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, settings_from
+from sluice.experiments.settings_files import assignment, settings_in
 
 if TYPE_CHECKING:
     from sluice.cli.train_output import Screen

@@ -19,7 +19,7 @@ from sluice.experiments.run import Progress, Training, TrainResult
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of
 from sluice.models import activation_of
-from sluice.runs.public_files import PLOT, Evaluation
+from sluice.runs.public_files import PLOT, Evaluation, scores_text
 from sluice.runs.trace import TraceRow
 
 _LINES = 10
@@ -116,6 +116,7 @@ def print_result(result: TrainResult) -> None:
     rows: list[tuple[str, str]] = []
     if result.test_accuracy is not None:
         rows.append(("test accuracy", f"{100 * result.test_accuracy:.2f} %"))
+    rows += [(f"test {name.replace('_', ' ')}", f"{value:.4g}") for name, value in (result.test_scores or {}).items()]
     balanced = balanced_accuracy(result.by_class)
     if balanced is not None:
         rows.append(("balanced accuracy", f"{100 * balanced:.2f} % (the mean over classes)"))
@@ -124,6 +125,8 @@ def print_result(result: TrainResult) -> None:
         rows.append(
             ("held-out accuracy", f"{100 * result.held_out_accuracy:.2f} % (of private records: not to publish)")
         )
+    if result.held_out_scores is not None:
+        rows.append(("held-out scores", f"{scores_text(result.held_out_scores)} (of private records: not to publish)"))
     rows.append(("releases", f"{result.releases:,} of {result.mechanism.releases:,}"))
     rows += _figure_rows(result.mechanism, result.delta)
     rows.append(("delta", f"{result.delta:g}"))
@@ -151,6 +154,8 @@ def result_as_json(result: TrainResult) -> dict[str, Any]:
         "balanced_accuracy": balanced_accuracy(result.by_class),
         "by_class": [asdict(each) for each in result.by_class],
         "held_out_accuracy": result.held_out_accuracy,
+        "test_scores": result.test_scores,
+        "held_out_scores": result.held_out_scores,
         "epsilon": result.epsilon,
         "delta": result.delta,
         "accountant": result.accountant,
@@ -172,7 +177,10 @@ def _figure_rows(mechanism: Mechanism, delta: float) -> list[tuple[str, str]]:
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:
-    text = f"test accuracy {100 * evaluation.test_accuracy:.2f} %"
+    if evaluation.test_scores is None:
+        text = f"test accuracy {100 * (evaluation.test_accuracy or 0):.2f} %"
+    else:
+        text = f"test {scores_text(evaluation.test_scores)}"
     epsilon = evaluation.epsilon_if_planned_to_stop_here
     if epsilon is None:
         return f"{text}, no epsilon is proved"

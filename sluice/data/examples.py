@@ -107,6 +107,8 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
 class TensorExamples(Examples):
     """Inputs held in one tensor in their compact type; ``transform`` makes model inputs of a batch of them.
 
+    ``labels`` are integers for classes, floats for numbers to predict.
+
     ``digests`` are those of the records that the inputs were computed from, where they are features: a record then
     stays the same record whatever features are made of it.
     """
@@ -117,7 +119,7 @@ class TensorExamples(Examples):
         if len(inputs) != len(labels):
             raise InputError(f"inputs ({len(inputs)} records) and labels ({len(labels)}) must be equal in number.")
         self.inputs = inputs
-        self.labels = labels.to(torch.int64)
+        self.labels = labels.to(torch.float32 if labels.is_floating_point() else torch.int64)
         self.transform = transform
         self._digests = digests
 

@@ -84,7 +84,9 @@ def _from_numbers(y: np.ndarray, where: str) -> Tensor:
         position = int(np.flatnonzero(~np.isfinite(y))[0])
         raise DataError(f"{where}: label {position} is {y[position]}; labels must be integers from 0.")
     if y.dtype.kind not in "buif" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
-        raise DataError(f"{where} ({y.dtype}) holds no class labels; they must be integers from 0.")
+        raise DataError(
+            f"{where} ({y.dtype}) holds no class labels; they must be integers from 0. For numbers to predict: --loss squared."
+        )
     if y.min() < 0 or int(y.max()) >= MOST_CLASSES:  # as Python's integers: half precision cannot hold that number
         raise DataError(
             f"{where} has labels from {y.min()} to {y.max()}; classes are numbered from 0, {MOST_CLASSES - 1} at most."

@@ -35,6 +35,7 @@ from sluice.data.files import (
 )
 from sluice.data.hugging_face import is_hugging_face, read_hugging_face
 from sluice.data.labels import MOST_CLASSES, class_names_from
+from sluice.data.targets import TARGET_KINDS, TargetKind, Targets
 from sluice.data.text import BagExamples, LabelledSequences, Sequences, bag_of_words, padded
 from sluice.data.unlabelled import DIGITS_SCALE
 from sluice.data.unpacked import unpacked
@@ -61,6 +62,7 @@ def load(
     classes: int | None = None,
     class_names: str | Sequence[str] | None = None,
     target: str | None = None,
+    target_kind: TargetKind = "class",
 ) -> DataSplits:
     """Load a data set by name, or the user's own from a path or a torch data set.
 
@@ -74,7 +76,8 @@ def load(
     (guessed from their shape otherwise), the share that becomes the test set where the data has none, and how many
     classes there can be. Without ``classes`` the highest label tells, and that there is such a label becomes public.
     ``class_names`` says what the classes are called, in the order of their numbers; labels that are strings need it. ``target``
-    is the column of a table, or of a Hugging Face data set, to predict.
+    is the column of a table, or of a Hugging Face data set, to predict. ``target_kind`` says that targets of files and Hugging Face
+    data sets are a "number" or a "count" for each record; ``labels`` are float32 then, and there are no classes.
     ``vocabulary`` is also for files with ``kind="text"``: their ids must lie below it.
 
     **Guarantee.** No file is parsed before its sha256 was checked (the user's own files are read without pickle
@@ -84,9 +87,12 @@ def load(
     if isinstance(source, DataSplits):
         return source
     is_own = not (isinstance(source, str) and source in names())
-    if not is_own and not all(each is None for each in (test, kind, classes, class_names, target)):
+    one_of(TARGET_KINDS, target_kind=target_kind)
+    given = (test, kind, classes, class_names, target)
+    if not is_own and (target_kind != "class" or not all(each is None for each in given)):
         raise InputError(
-            f"test, kind, classes, class_names and target are for your own data; {source!r} has its own test set and classes."
+            f"test, kind, classes, class_names, target and numbers to predict are for your own data; {source!r} has its own "
+            "test set and classes."
         )
     named = class_names_from(class_names)
     is_own_text = isinstance(source, str | Path) and is_own and kind == "text"
@@ -115,14 +121,13 @@ def load(
             where="the data set",
             kind=kind,
             test_fraction=test_fraction,
-            classes=classes,
             vocabulary=DEFAULT_VOCABULARY,
-            class_names=named or declared,
+            targets=Targets(classes=classes, names=named or declared, kind=target_kind),
         )
     if not isinstance(source, str | Path):
-        if named or target is not None:
+        if named or target is not None or target_kind != "class":
             raise InputError(
-                "class_names and target are for files and Hugging Face data sets: give a torch data set with integer labels an "
+                "class_names, target and target_kind are for files and Hugging Face data sets: give a torch data set with integer labels an "
                 "attribute classes."
             )
         return own.from_dataset(source, test=test, kind=kind, test_fraction=test_fraction, classes=classes)
@@ -133,9 +138,8 @@ def load(
         path,
         kind=kind,
         test_fraction=test_fraction,
-        classes=classes,
         vocabulary=words,
-        class_names=named,
+        targets=Targets(classes=classes, names=named, kind=target_kind),
         target=target,
     )
 

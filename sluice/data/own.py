@@ -10,6 +10,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -26,6 +27,7 @@ from sluice.data.files import Kind
 from sluice.data.image_folder import is_image_folder, read_image_folder
 from sluice.data.labels import class_labels, one_hot_width
 from sluice.data.splitting import split_off
+from sluice.data.targets import Targets
 from sluice.data.transforms import Transform, to_float, to_ids, unscaled
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -86,16 +88,15 @@ def from_path(
     *,
     kind: Kind | None,
     test_fraction: float,
-    classes: int | None,
     vocabulary: int,
-    class_names: tuple[str, ...] = (),
+    targets: Targets,
     target: str | None = None,
 ) -> DataSplits:
     """Read x and y (or x_train, y_train, x_test, y_test) from ``path`` and check that they fit together.
 
     **Guarantee.** Records are only read and checked; none is changed by what another one holds, nor does its side of the
     split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
-    where ``classes`` is None, the highest label.
+    where classes are not counted beforehand, the highest label.
     """
     arrays, own_names = _read(path, target=target)
     return from_arrays(
@@ -104,9 +105,8 @@ def from_path(
         where=path,
         kind=kind,
         test_fraction=test_fraction,
-        classes=classes,
         vocabulary=vocabulary,
-        class_names=class_names or own_names,
+        targets=targets if targets.names else replace(targets, names=own_names),
     )
 
 
@@ -128,20 +128,20 @@ def from_arrays(
     where: Path | str,
     kind: Kind | None,
     test_fraction: float,
-    classes: int | None,
     vocabulary: int,
-    class_names: tuple[str, ...],
+    targets: Targets,
 ) -> DataSplits:
     """Records from x and y, or from x_train, y_train, x_test and y_test. Guarantee: that of `from_path`."""
     path = where
     names = WHOLE_KEYS if set(WHOLE_KEYS) <= arrays.keys() else SPLIT_KEYS
-    parts = {
-        each: _examples(path, each, arrays, kind, vocabulary, class_names) for each in names if each.startswith("x")
-    }
+    parts = {each: _examples(path, each, arrays, kind, vocabulary, targets) for each in names if each.startswith("x")}
+    classes, class_names = targets.classes, targets.names
     if classes is not None and class_names and classes != len(class_names):
         raise InputError(f"classes={classes} contradicts the {len(class_names)} class_names: give one of them.")
-    width = one_hot_width(arrays["y" if names is WHOLE_KEYS else "y_train"])
-    numbered = _classes(*parts.values(), count=len(class_names) or classes or width, where=str(path))
+    numbered: tuple[str, ...] = ()
+    if targets.are_classes:
+        width = one_hot_width(arrays["y" if names is WHOLE_KEYS else "y_train"])
+        numbered = _classes(*parts.values(), count=len(class_names) or classes or width, where=str(path))
     train = parts["x" if names is WHOLE_KEYS else "x_train"]
     if names is WHOLE_KEYS:
         train, test = split(train, test_fraction)
@@ -303,7 +303,7 @@ def _examples(
     arrays: dict[str, np.ndarray],
     kind: Kind | None,
     vocabulary: int,
-    class_names: tuple[str, ...],
+    targets: Targets,
 ) -> TensorExamples:
     y_name = x_name.replace("x", "y", 1)
     x, y = arrays[x_name], arrays[y_name]
@@ -313,7 +313,7 @@ def _examples(
     if x.dtype.kind not in "buif" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
         found = f"type {x.dtype}" if x.dtype.kind not in "buif" else "NaN or infinite values"
         raise DataError(f"{where} has {found}; it must hold finite numbers.")
-    labels = class_labels(y, f"{path}[{y_name}]", names=class_names)
+    labels = targets.read(y, f"{path}[{y_name}]")
     if len(x) != len(labels):
         raise DataError(
             f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."

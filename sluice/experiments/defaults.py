@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice.experiments.objective_settings import predicts_numbers
 from sluice.features.catalog import blocks_of, has_rows
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def default_values(chosen: Mapping[str, Any], *, recipe: str | None) -> dict[str
 
 
 def _best(chosen: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    best = method_of(chosen["method"]).best
+    best = None if predicts_numbers(chosen.get("loss")) else method_of(chosen["method"]).best
     recipe = None if best is None else known_recipe(chosen["dataset"])
     if recipe is None or best is None or chosen.get("model", recipe.model) != recipe.model:
         return None

@@ -22,7 +22,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard(Closing):
-    """Writes epsilon and test accuracy of each evaluation.
+    """Writes epsilon and test accuracy, or test scores, of each evaluation.
 
     Args:
         private: the run's private folder. It is filled with the first evaluation, not before.
@@ -40,8 +40,8 @@ class TensorBoard(Closing):
         if self._writer is None:
             self._writer = self._open(str(self.folder))
         values = asdict(progress.evaluation)
-        for tag in ("test_accuracy", "epsilon_if_planned_to_stop_here"):
-            value = values[tag]
+        shown = {name: values[name] for name in ("test_accuracy", "epsilon_if_planned_to_stop_here")}
+        for tag, value in {**shown, **(values["test_scores"] or {})}.items():
             if value is not None:
                 self._writer.add_scalar(tag, value, progress.release, walltime=float(progress.release))
         self._writer.flush()

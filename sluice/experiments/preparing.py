@@ -27,6 +27,7 @@ from sluice.data import names as data_set_names
 from sluice.data.loading import text_examples
 from sluice.data.text import BagExamples
 from sluice.data.transforms import unscaled
+from sluice.experiments.objective import Objective
 from sluice.experiments.settings import TrainSettings
 from sluice.features import GroupNormalisation, RowFeatures, Scattering, scattering_features
 from sluice.features.building import text_feature
@@ -37,6 +38,7 @@ from sluice.features.words import WeightedWords
 
 TEXT_DATA_SETS = ("imdb",)
 BAG_OF_WORDS, WEIGHTED_WORDS = "bag-of-words", "weighted-words"
+_OF_TEXTS = (BAG_OF_WORDS, WEIGHTED_WORDS)
 MOST_RANKS = 2**31
 NORMALISED_AT_ONCE = 1 << 30
 """Up to this many bytes, normalised coefficients are kept in memory; beyond, each batch is normalised when it is read."""
@@ -76,6 +78,11 @@ def prepare(
         no privacy.
     """
     block = blocks_of(settings.features)[0]
+    if settings.predicts_numbers and (settings.dataset in data_set_names() or block.name in _OF_TEXTS):
+        raise InputError(
+            f"loss={settings.loss!r} is not allowed with dataset={settings.dataset!r} and features={settings.features!r}: numbers "
+            "are predicted from arrays and tables of your own. Leave it out."
+        )
     if block.name == WEIGHTED_WORDS:
         return _weighted(settings, text_feature(block), data_dir)
     if settings.features == "bag-of-words":
@@ -94,6 +101,7 @@ def prepare(
         classes=settings.classes,
         class_names=settings.class_names,
         target=settings.target,
+        target_kind=Objective.of(settings).target_kind,
     )
     if settings.features == "plain":
         return splits

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from sluice._base.errors import DataError
+from sluice._base.errors import DataError, InputError
 from sluice.data import Examples, ranked, unlabelled
 from sluice.experiments.encoded import MODEL
 from sluice.experiments.mean_release import MEAN
+from sluice.experiments.objective import Objective, model_of
 from sluice.experiments.preparing import TEXT_DATA_SETS, WEIGHTED_WORDS, text_with_features, with_features
 from sluice.experiments.run import FEATURES
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.features import RowFeatures
-from sluice.models import create_model
 from sluice.runs.folder import RunFolder
 from sluice.runs.public_files import is_published
 
@@ -31,14 +31,14 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublishedModel:
-    """What a run has published, as a classifier of records in the form of its training data.
+    """What a run has published, to predict records in the form of its training data.
 
     Guarantee:
         Read from ``public/``, so that whatever is computed with it is post-processing of the run's releases.
 
     Attributes:
         settings: of the run.
-        classes: their names, in the order of the model's scores.
+        classes: their names, in the order of the model's scores; none where a number is predicted.
         module: the trained model, on what features give it.
         features: what makes rows of images, where the model sees rows.
         mean: the released mean of the rows, where one was released.
@@ -59,17 +59,30 @@ class PublishedModel:
             records: as the training data had them: images as bytes or numbers in 0..1, ``(n, height, width)`` or
                 ``(n, channels, height, width)``; texts as rows of word ranks, the most frequent word being 1, filled up with 0.
         """
+        if self.objective.predicts_numbers:
+            raise InputError(
+                f"loss={self.settings.loss!r} has no probabilities of classes: predict() gives its numbers."
+            )
+        return self._outputs(records).softmax(dim=1)
+
+    def predict(self, records: Tensor | NDArray[Any]) -> Tensor:
+        """The most probable class of each record, by number; or the number that the model was trained to predict, in float64."""
+        if self.objective.predicts_numbers:
+            return self.objective.predictions(self._outputs(records))
+        return self.probabilities(records).argmax(dim=1)
+
+    @property
+    def objective(self) -> Objective:
+        """What the run was trained by."""
+        return Objective.of(self.settings)
+
+    def _outputs(self, records: Tensor | NDArray[Any]) -> Tensor:
         seen = self._seen(np.asarray(records))
         with torch.no_grad():
             parts = [
-                self.module(seen.batch(positions)[0]).softmax(dim=1)
-                for positions in torch.arange(len(seen)).split(_ROWS_AT_ONCE)
+                self.module(seen.batch(positions)[0]) for positions in torch.arange(len(seen)).split(_ROWS_AT_ONCE)
             ]
-        return torch.cat([torch.zeros(0, len(self.classes)), *parts])
-
-    def predict(self, records: Tensor | NDArray[Any]) -> Tensor:
-        """The most probable class of each record, by number."""
-        return self.probabilities(records).argmax(dim=1)
+        return torch.cat([torch.zeros(0, len(self.classes) or 1), *parts])
 
     def _seen(self, records: NDArray[Any]) -> Examples:
         if self.settings.dataset in TEXT_DATA_SETS or self.settings.features.startswith(WEIGHTED_WORDS):
@@ -98,7 +111,7 @@ def load_model(run: str | Path) -> PublishedModel:
         raise DataError(f"{folder.weights_path} does not name its classes: it was published by an earlier version.")
     model = json.loads(metadata[MODEL])
     classes = tuple(model["classes"])
-    module = create_model(settings.model, model["input_shape"], len(classes), settings.activation)
+    module = model_of(settings, tuple(model["input_shape"]), classes=len(classes))
     module.load_state_dict(weights)
     module.eval()
     features = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sluice._base.errors import DataError
 from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
@@ -33,6 +34,7 @@ class TrainResult:
         test_accuracy: None where records were held out: the test set is not read then.
         by_class: accuracy on the test records of each class; empty where the test set is not read, or in older runs.
         held_out_accuracy: of private records, so not to be published; None where none were held out.
+        test_scores, held_out_scores: what stands in their places where a number is predicted, by name.
         notes: what the user should know, such as what a crash has cost, or why the run ended before its last release.
     """
 
@@ -46,6 +48,8 @@ class TrainResult:
     held_out_accuracy: float | None
     by_class: tuple[ClassAccuracy, ...] = ()
     notes: tuple[str, ...] = ()
+    test_scores: Mapping[str, float] | None = None
+    held_out_scores: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +114,9 @@ def result_of(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
     contents = read_ledger(folder.ledger_path)
     evaluations = read_evaluations(folder)
     held_out_path = folder.private / HELD_OUT
-    held_out_accuracy = None
+    held_out: dict[str, Any] = {}
     if held_out_path.exists():
-        found = parse_json(read_bytes(held_out_path), what=str(held_out_path))
-        held_out_accuracy = float(found["held_out_accuracy"])
+        held_out = parse_json(read_bytes(held_out_path), what=str(held_out_path))
     mechanism = mechanism_of(contents.header)
     ending = mechanism.ending_after(contents.spent)
     return TrainResult(
@@ -124,9 +127,11 @@ def result_of(folder: RunFolder, *, notes: tuple[str, ...]) -> TrainResult:
         accountant=contents.header.accountant,
         releases=contents.spent,
         test_accuracy=evaluations[-1].test_accuracy if evaluations else None,
-        held_out_accuracy=held_out_accuracy,
+        held_out_accuracy=held_out.get("held_out_accuracy"),
         by_class=read_classes(folder),
         notes=(*notes, ending) if ending else notes,
+        test_scores=evaluations[-1].test_scores if evaluations else None,
+        held_out_scores=held_out.get("held_out_scores"),
     )
 
 

@@ -57,6 +57,10 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         validate.open_fraction(confidence=self.confidence)
+        if self.settings.predicts_numbers:
+            raise InputError(
+                f"loss={self.settings.loss!r} is not allowed: rehearsals are of classes. Train with canaries to audit such a run."
+            )
         if len(self.splits.test) == 0:
             raise InputError(
                 f"dataset={self.splits.name!r} has no test records, which stand in for the training records. Add some."

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save as encode_weights
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from sluice.experiments.evaluation import accuracy, accuracy_by_class, remarks
 from sluice.experiments.feature_statements import feature_statements
 from sluice.experiments.fitting import parts
 from sluice.experiments.mean_release import released_mean
+from sluice.experiments.objective import Objective, model_of
 from sluice.experiments.recorded import (
     HELD_OUT,
     TrainResult,
@@ -44,7 +44,6 @@ from sluice.features.examples import RowExamples
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import DeltaWarning, delta_problem
 from sluice.methods import method_of, planned_mechanism
-from sluice.models import create_model
 from sluice.runs.certificate import FEATURE_STATEMENTS
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.folder import RunFolder
@@ -123,6 +122,8 @@ class Training:
         elif len(splits.test) == 0:
             raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
         self.settings = settings
+        self._objective = Objective.of(settings)
+        self._objective.require_targets(splits)
         self._test: Examples = splits.test
         self._classes = splits.classes
         self._features: RowFeatures | None = None
@@ -131,7 +132,7 @@ class Training:
         )
         self._canaries: Canaries | None = None
         with _seeded(settings.seed):
-            self.model = create_model(settings.model, self._train.input_shape, len(splits.classes), settings.activation)
+            self.model = model_of(settings, self._train.input_shape, classes=len(splits.classes))
         self._optimizer, self._scheduler = make_optimizer(settings, self.model)
         self.engine = PrivacyEngine(accountant=settings.accountant, seed=settings.seed)
         self._interrupt = DelayedInterrupt()
@@ -196,13 +197,14 @@ class Training:
                 "the same order."
             )
         if self.settings.canaries is not None:
-            self._canaries = replace(Canaries(count=self.settings.canaries), coins=opening.coins)
+            drawn = Canaries(count=self.settings.canaries, loss=self._objective)
+            self._canaries = replace(drawn, coins=opening.coins)
         self._present(opening.centre)
         self._make_private(lambda number: None)
         if opening.goes_back:
             self.engine.load(Path())  # the state of worker 0
         with suppress(GaveUpError):
-            for _ in self.engine.releases(F.cross_entropy):
+            for _ in self.engine.releases(self._objective):
                 pass
 
     def has_data_of(self, path: Path) -> bool:
@@ -351,7 +353,7 @@ class Training:
 
     def _make_releases(self, publication: PublicFiles, trace: TraceFile) -> None:
         began = time.monotonic()
-        for release in self.engine.releases(F.cross_entropy):
+        for release in self.engine.releases(self._objective):
             self._interrupt.let_go()
             attempts, measured, metric = self.engine.last_private_trace()
             seconds = time.monotonic() - began
@@ -374,19 +376,28 @@ class Training:
             return None
         if self._latest is None or self._latest.release != release:
             with self._published_model() as model:
-                test_accuracy = accuracy(model, self._test)
+                found = self._quality(model, self._test)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeltaWarning)  # it is among the notes
                 epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
             self._latest = Evaluation(
-                release=release, epsilon_if_planned_to_stop_here=epsilon, test_accuracy=test_accuracy
+                release=release,
+                epsilon_if_planned_to_stop_here=epsilon,
+                test_accuracy=found.get("accuracy"),
+                test_scores=found.get("scores"),
             )
             publication.add(self._latest)
         return self._latest
 
+    def _quality(self, model: nn.Module, examples: Examples) -> dict[str, Any]:
+        """The accuracy of classes, or the scores of numbers."""
+        if self._objective.predicts_numbers:
+            return {"scores": self._objective.scores_on(model, examples)}
+        return {"accuracy": accuracy(model, examples)}
+
     def _look_at_classes(self, folder: RunFolder) -> None:
         """Publish accuracy by class, on test records, and remark on what accuracy alone would hide."""
-        if self._held_out is not None:
+        if self._held_out is not None or self._objective.predicts_numbers:
             return
         with self._published_model() as model:
             found = accuracy_by_class(model, self._test, self._classes)
@@ -397,7 +408,7 @@ class Training:
         if self._held_out is None:
             return
         with self._published_model() as model:
-            found = {"held_out_accuracy": accuracy(model, self._held_out)}
+            found = {f"held_out_{name}": value for name, value in self._quality(model, self._held_out).items()}
         write_atomically(folder.private / HELD_OUT, canonical_json(found) + b"\n", public=False)
 
     @contextmanager
@@ -421,7 +432,7 @@ def _canaries(folder: RunFolder, settings: TrainSettings) -> Canaries | None:
     """The canaries that a run began with, or new ones, by coins that are kept in ``private/``."""
     if settings.canaries is None:
         return None
-    drawn = Canaries(count=settings.canaries)
+    drawn = Canaries(count=settings.canaries, loss=Objective.of(settings))
     return replace(drawn, coins=kept_coins(folder, drawn=drawn.coins))
 
 

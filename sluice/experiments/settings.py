@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from sluice._base import codec, validate
-from sluice._base.errors import DataError, InputError
-from sluice._base.files import parse_json
+from sluice._base.errors import InputError
 from sluice.experiments.defaults import default_values, matched, method_of
+from sluice.experiments.objective_settings import LOSSES, predicts_numbers, require_objective
+from sluice.experiments.settings_files import settings_in
 from sluice.features.catalog import blocks_of, has_rows
 from sluice.models import activation_of, model_names
 
@@ -55,6 +54,21 @@ class TrainSettings:
     )
     target: str | None = _setting(
         None, DATA, "Column of your own table that is to be predicted.", **codec.ADDED_IF_GIVEN
+    )
+    loss: str | None = _setting(
+        None,
+        DATA,
+        "What training makes small, cross-entropy of classes if not given; the others are for your own data with numbers to "
+        "predict, or counts",
+        choices=LOSSES,
+        **codec.ADDED_IF_GIVEN,
+    )
+    target_range: str | None = _setting(
+        None,
+        DATA,
+        "LOW,HIGH: bounds of the numbers to predict, which are clipped to them in training; public, so not to be taken "
+        "from private records.",
+        **codec.ADDED_IF_GIVEN,
     )
     method: str = _setting("dpsr-cg", BUDGET, "dpsr-cg (selective release), dpsgd, ...: see sluice methods.")
     features: str = _setting(
@@ -174,6 +188,12 @@ class TrainSettings:
         validate.positive_integer(releases=self.releases)
         self._require_batches()
         blocks_of(self.features)
+        require_objective(
+            self.loss,
+            target_range=self.target_range,
+            model=self.model,
+            of_classes={"classes": self.classes, "class_names": self.class_names},
+        )
         for name in ("noise_multiplier", "gate_noise", "mean_noise", "shrinkage"):
             if getattr(self, name) is not None:
                 validate.positive(**{name: getattr(self, name)})
@@ -237,6 +257,11 @@ class TrainSettings:
         if self.batch_size < 1:
             whole = "" if self.batch_size else ": whole data sets are for methods that sample each record alike"
             raise InputError(f"batch_size={self.batch_size} is not allowed for method={self.method!r}{whole}.")
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Whether a record's target is a number, not a class."""
+        return predicts_numbers(self.loss)
 
     @property
     def has_rows(self) -> bool:
@@ -353,17 +378,6 @@ def epsilon_has_effect(method: str, dataset: str) -> bool:
     return "noise_multiplier" not in rows[0] or any(row != rows[0] for row in rows)
 
 
-def assignment(item: str, *, argument: str) -> tuple[str, Any]:
-    """``NAME=VALUE`` as typed: the value is read as JSON where it is that, and as a word otherwise."""
-    name, equals, text = item.partition("=")
-    if not equals or not name:
-        raise InputError(f"{argument}={item!r} is not allowed: it must be NAME=VALUE, such as lr=0.2.")
-    try:
-        return name, json.loads(text)
-    except (ValueError, RecursionError):  # also numbers and nestings that are too long to be read
-        return name, text
-
-
 def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
     """The settings that a run folder keeps as its configuration: all of them, since defaults may change."""
     _require_known(config)
@@ -419,24 +433,6 @@ def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict
     if not epsilon_has_effect(settings.method, settings.dataset):
         useless["epsilon"] = "it only picks a row of published settings, and there is none for this data set"
     return useless
-
-
-def settings_in(file: Path) -> Mapping[str, Any]:
-    try:
-        text = file.read_text("utf-8")
-    except FileNotFoundError:
-        raise InputError(f"config={str(file)!r} does not exist: give the path of a .toml or .json file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"config={str(file)!r} cannot be read: {error}.") from error
-    try:
-        data = parse_json(text.encode(), what="it") if file.suffix == ".json" else tomllib.loads(text)
-    except (DataError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"config={str(file)!r} cannot be read: {error} It must be TOML, or JSON in a .json file."
-        ) from error
-    if not isinstance(data, dict):
-        raise InputError(f"config={str(file)!r} is not allowed: it must hold settings by name.")
-    return data
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:

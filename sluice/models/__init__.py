@@ -13,7 +13,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sluice.models.registry import activation_of, create_model, describe_models, model_names
+from sluice.models.registry import (
+    REGRESSORS,
+    activation_of,
+    create_model,
+    create_regressor,
+    describe_models,
+    model_names,
+)
 
 if TYPE_CHECKING:
     from sluice.models.activations import Activation, TemperedSigmoid, Tempering, create_activation
@@ -35,6 +42,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "REGRESSORS",
     "Activation",
     "BagOfWordsClassifier",
     "BidirectionalLSTM",
@@ -53,6 +61,7 @@ __all__ = [
     "activation_of",
     "create_activation",
     "create_model",
+    "create_regressor",
     "describe_models",
     "model_names",
     "shrunk",

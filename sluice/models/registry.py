@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ACTIVATION = "tanh"
 DEFAULT_VOCABULARY = 20_000
+REGRESSORS = ("linear", "mlp")
+"""The models that can have one output, a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +77,28 @@ def create_model(
             that have one.
         vocabulary: how many different word ids there are (20,000 by default); only for models that read ids.
     """
-    validate.one_of(_ENTRIES, model=name)
-    entry = _ENTRIES[name]
     validate.positive_integer(classes=classes)
     if classes < 2:
         raise InputError(f"classes={classes} is not allowed: a classifier needs at least 2.")
+    return _created(name, input_shape, classes, activation, vocabulary)
+
+
+def create_regressor(name: str, input_shape: Sequence[int], activation: Activation | None = None) -> nn.Module:
+    """A freshly initialised model with one output, ``(records, 1)``, that stands for a number.
+
+    Args:
+        name: one of `REGRESSORS`.
+        input_shape, activation: as for `create_model`.
+    """
+    validate.one_of(REGRESSORS, model=name)
+    return _created(name, input_shape, 1, activation, None)
+
+
+def _created(
+    name: str, input_shape: Sequence[int], classes: int, activation: Activation | None, vocabulary: int | None
+) -> nn.Module:
+    validate.one_of(_ENTRIES, model=name)
+    entry = _ENTRIES[name]
     shape = tuple(input_shape)
     if not shape or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in shape):
         raise InputError(f"input_shape={shape} is not allowed: give the sizes of one record, each an integer >= 1.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from sluice._base import codec
 from sluice._base.errors import DataError, InputError
@@ -22,16 +24,33 @@ _EARLIER_KEY = "epsilon"
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Accuracy on the public test records after a number of releases.
+    """How good the model is on the public test records after a number of releases.
 
     Attributes:
         epsilon_if_planned_to_stop_here: what a run costs whose plan ends with this release; None where nothing is
             proved. It is not what this run guarantees, not even if it stops here (`sluice.runs.privacy_spent`).
+        test_accuracy: of classes; None where a number is predicted.
+        test_scores: by name, the main one first, where a number is predicted, else None.
     """
 
     release: int
     epsilon_if_planned_to_stop_here: float | None
-    test_accuracy: float
+    test_accuracy: float | None = None
+    test_scores: Mapping[str, float] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with the one of accuracy and scores that there is."""
+        absent = "test_scores" if self.test_scores is None else "test_accuracy"
+        return {name: value for name, value in asdict(self).items() if name != absent}
+
+
+def scores_text(scores: Mapping[str, float]) -> str:
+    """Scores as words.
+
+    >>> scores_text({"mean_squared_error": 0.25, "r_squared": 0.5})
+    'mean squared error 0.25, r squared 0.5'
+    """
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
 
 
 class PublicFiles:
@@ -56,7 +75,7 @@ class PublicFiles:
 
     def add(self, evaluation: Evaluation) -> None:
         self._evaluations[evaluation.release] = evaluation
-        lines = [json.dumps(asdict(each)) + "\n" for each in self._evaluations.values()]
+        lines = [json.dumps(each.as_json()) + "\n" for each in self._evaluations.values()]
         write_atomically(self._folder.accuracy_path, "".join(lines).encode("ascii"), public=True)
 
     def publish_model(self, weights: bytes, ledger: Ledger) -> None:
@@ -68,7 +87,7 @@ class PublicFiles:
         points = [
             AccuracyPoint(epsilon=each.epsilon_if_planned_to_stop_here, test_accuracy=each.test_accuracy)
             for each in self._evaluations.values()
-            if each.epsilon_if_planned_to_stop_here is not None
+            if each.epsilon_if_planned_to_stop_here is not None and each.test_accuracy is not None
         ]
         if points:
             svg = accuracy_svg(points, delta=self._delta)
@@ -95,7 +114,8 @@ def read_evaluations(folder: RunFolder) -> list[Evaluation]:
         try:
             if isinstance(data, dict) and _EARLIER_KEY in data:
                 data[_EPSILON_KEY] = data.pop(_EARLIER_KEY)
-            codec.require_keys(data, what="the line", required=("release", _EPSILON_KEY, "test_accuracy"))
+            result = "test_scores" if isinstance(data, dict) and "test_scores" in data else "test_accuracy"
+            codec.require_keys(data, what="the line", required=("release", _EPSILON_KEY, result))
         except InputError as error:
             raise DataError(f"{place}: {error}") from error
         found.append(Evaluation(**data))

@@ -20,7 +20,7 @@ from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents
 from sluice.runs.pages import headline, html_sections
 from sluice.runs.privacy_spent import PrivacySpent
-from sluice.runs.public_files import Evaluation, read_evaluations
+from sluice.runs.public_files import Evaluation, read_evaluations, scores_text
 from sluice.runs.verify import Verification, verify_together
 
 TITLE = "Privacy report"
@@ -143,7 +143,9 @@ def _section(title: str, content: str) -> str:
 
 
 def _comparison(runs: Sequence[_Reported]) -> str:
-    columns = ("Run", "Data", "Method", "Epsilon", "Delta", "Updates", "Test accuracy", "Audit", "Checks")
+    scored = any(each.test_scores for run in runs for each in run.evaluations)
+    reached = "Test result" if scored else "Test accuracy"
+    columns = ("Run", "Data", "Method", "Epsilon", "Delta", "Updates", reached, "Audit", "Checks")
     rows = [
         (
             f'<a href="#{run.anchor}">{escape(run.name)}</a>',
@@ -167,7 +169,10 @@ def _privacy_cells(run: _Reported) -> tuple[str, str, str]:
 
 
 def _final_accuracy(run: _Reported) -> str:
-    return f"{run.evaluations[-1].test_accuracy:.2%}" if run.evaluations else "-"
+    if not run.evaluations:
+        return "-"
+    last = run.evaluations[-1]
+    return scores_text(last.test_scores) if last.test_scores else f"{last.test_accuracy or 0:.2%}"
 
 
 def _audit_cell(run: _Reported) -> str:
@@ -198,7 +203,7 @@ def _accuracy_line(run: _Reported, number: int, *, named: bool) -> list[Line]:
     points = [
         (each.epsilon_if_planned_to_stop_here, 100 * each.test_accuracy)
         for each in run.evaluations
-        if each.epsilon_if_planned_to_stop_here is not None
+        if each.epsilon_if_planned_to_stop_here is not None and each.test_accuracy is not None
     ]
     if not points:
         return []

@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 
 from sluice import methods
 from sluice._base.errors import InputError
-from sluice.experiments.settings import TrainSettings, assignment, settings_from
+from sluice.experiments.settings import TrainSettings, settings_from
+from sluice.experiments.settings_files import assignment
 from sluice.mechanism.base import Mechanism
 from sluice.methods import METHODS, planned_mechanism
 from sluice.training.engine import PrivacyEngine

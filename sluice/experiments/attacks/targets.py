@@ -102,6 +102,8 @@ def target_of_run(run: Path, *, data_dir: Path | None) -> Target:
         raise InputError(
             f"run={str(run)!r} is not allowed: it is not finished. Resume it first: sluice train --resume {run}"
         )
+    if settings.predicts_numbers:
+        raise InputError(f"run={str(run)!r} is not allowed: it has loss={settings.loss!r}, and attacks are on classes.")
     source = PoolSource(
         dataset=settings.dataset, features=settings.features, classes=settings.classes, data_dir=data_dir
     )

@@ -1,0 +1,80 @@
+"""Numbers and counts as targets: float32, one for each record, and refused where they cannot be trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice._base.errors import DataError, InputError
+from sluice.data import load
+from sluice.data.targets import Targets
+
+X = np.random.default_rng(0).normal(size=(40, 3))
+Y = np.linspace(-5.0, 5.0, 40)
+NUMBERS, COUNTS = Targets(kind="number"), Targets(kind="count")
+
+
+def saved(folder: Path, y: np.ndarray) -> Path:
+    np.savez(folder / "own.npz", x=X, y=y)
+    return folder / "own.npz"
+
+
+@given(st.lists(st.floats(-1e18, 1e18), min_size=1, max_size=20))
+def test_a_number_depends_on_its_own_target_alone(values):
+    together = NUMBERS.read(np.array(values), "y")
+    assert together.dtype == torch.float32
+    assert torch.equal(together, torch.cat([NUMBERS.read(np.array([value]), "y") for value in values]))
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1)])
+def test_a_file_of_numbers_has_floats_and_no_classes(tmp_path, shape):
+    data = load(saved(tmp_path, Y.reshape(shape)), target_kind="number")
+    assert data.classes == ()
+    assert data.train.labels.dtype == torch.float32
+    both = torch.cat([data.train.labels, data.test.labels])
+    assert torch.equal(both.sort().values, torch.from_numpy(Y.astype(np.float32)))
+
+
+def test_a_table_has_its_target_column_as_numbers(tmp_path):
+    rows = "\n".join(f"{a},{b},{y}" for (a, b, _), y in zip(X, Y, strict=True))
+    (tmp_path / "own.csv").write_text(f"a,b,price\n{rows}\n")
+    data = load(tmp_path / "own.csv", target="price", target_kind="number")
+    assert data.train.batch([0, 1])[1].dtype == torch.float32
+    assert len(data.train) + len(data.test) == 40
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e19])
+def test_what_is_no_finite_number_is_refused_by_its_place(tmp_path, bad):
+    with pytest.raises(DataError, match=r"\[y\]: target 7 is .*must be finite numbers"):
+        load(saved(tmp_path, np.where(np.arange(40) == 7, bad, Y)), target_kind="number")
+
+
+def test_counts_are_not_negative_nor_huge():
+    with pytest.raises(DataError, match=r"target 1 is -0\.5; counts must not be negative"):
+        COUNTS.read(np.array([0.0, -0.5]), "y")
+    with pytest.raises(DataError, match="at most 1e"):
+        COUNTS.read(np.array([2e8]), "y")
+    assert COUNTS.read(np.array([0, 3]), "y").tolist() == [0.0, 3.0]
+
+
+@pytest.mark.parametrize("y", [np.array(["a", "b"]), np.zeros((2, 2)), np.zeros(0)])
+def test_what_holds_no_number_for_each_record_is_refused(y):
+    with pytest.raises(DataError, match=r"targets must be one row of numbers|holds no numbers"):
+        NUMBERS.read(y, "y")
+
+
+def test_classes_and_numbers_do_not_go_together(tmp_path):
+    path = saved(tmp_path, Y)
+    with pytest.raises(InputError, match=r"classes .* are not allowed with target_kind='number'"):
+        load(path, target_kind="number", classes=3)
+    with pytest.raises(DataError, match="For numbers to predict: --loss squared"):
+        load(path)
+    with pytest.raises(InputError, match="are for your own data"):
+        load("digits", target_kind="number")
+    with pytest.raises(InputError, match="target_kind are for files"):
+        load(torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.zeros(4)), target_kind="number")
