@@ -138,7 +138,7 @@ def test_a_mistake_in_a_job_is_raised_here_and_ends_the_others():
     def wrong(item: int) -> int:
         raise ZeroDivisionError(f"item {item}")
 
-    with pytest.raises(ZeroDivisionError, match="item 7"):
+    with pytest.raises(ZeroDivisionError, match=r"item [78]"):  # whichever fails first
         list(run_jobs(wrong, [7, 8], JobOptions(jobs=2)))
 
 
