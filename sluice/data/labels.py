@@ -30,8 +30,15 @@ def class_labels(y: np.ndarray, where: str, *, names: Sequence[str] = ()) -> Ten
     if y.ndim != 1:
         raise DataError(f"{where} has shape {y.shape}; labels must be one row of integers, names, or one-hot rows.")
     if y.dtype.kind in "US":
-        return _from_names(np.char.decode(y) if y.dtype.kind == "S" else y, where, names)
+        return _from_names(_decoded(y, where) if y.dtype.kind == "S" else y, where, names)
     return _from_numbers(y, where)
+
+
+def _decoded(y: np.ndarray, where: str) -> np.ndarray:
+    try:
+        return np.char.decode(y, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} holds bytes that are not UTF-8: give names as strings, or numbers.") from error
 
 
 def one_hot_width(y: np.ndarray) -> int | None:

@@ -196,3 +196,9 @@ def test_hugging_face_data_sets():
         load(columns, target="a")
     with pytest.raises(InputError, match="name the one to predict"):
         load(columns)
+
+
+def test_names_as_bytes_that_are_no_text_are_refused():
+    with pytest.raises(DataError, match="not UTF-8"):
+        class_labels(np.array([b"a", b"\x80"]), "y", names=("a", "b"))
+    assert class_labels(np.array([b"a", b"b"]), "y", names=("a", "b")).tolist() == [0, 1]
