@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sluice._base import validate
+from sluice._base.errors import InputError
 from sluice.data import DataSplits
 from sluice.data.examples import Examples
 
@@ -61,4 +62,4 @@ class SpoiledExamples(Examples):
         return inputs * self._factor[indices].view(-1, *[1] * (inputs.dim() - 1)).to(inputs.dtype)
 
     def subset(self, indices: Sequence[int] | Tensor) -> SpoiledExamples:  # type: ignore[override]
-        raise NotImplementedError("spoiled data is trained on as a whole")
+        raise InputError("hold_out is not allowed with spoiled records: the study trains on all of them.")
