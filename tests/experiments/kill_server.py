@@ -47,15 +47,15 @@ def fake_plots() -> None:
 
 
 def log_updates(log: str) -> None:
-    """Note each update when its noise has been drawn, before it is kept or applied."""
+    """Note each update when its noise has been drawn, before it is kept or applied: its digest and its first value."""
     original = SelectiveReleaseExecutor.publish
 
     def publish(self: SelectiveReleaseExecutor, content: AcceptedBatch) -> dict[str, Any]:
         published = original(self, content)
-        gradient = published["gradient"].values()
+        gradient = [value.flatten() for value in published["gradient"].values()]
         digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in gradient)).hexdigest()
         with open(log, "a") as stream:
-            stream.write(f"{digest}\n")
+            stream.write(f"{digest} {gradient[0][0].item()!r}\n")
         return published
 
     SelectiveReleaseExecutor.publish = publish
