@@ -34,10 +34,12 @@ from sluice.audit.bounds import clopper_pearson
 from sluice.audit.canaries import Kind
 from sluice.data import load
 from sluice.experiments.rehearsal import StandIns
+from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
 from sluice.mechanism.scaling import ScalingRule
 from sluice.randomness.noise import NoiseSource
 from sluice.training import selective_release
+from sluice.training.context import RawSum, TrainingContext
 from sluice.training.selective_release import SelectiveReleaseExecutor
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "audit"
@@ -56,12 +58,14 @@ def clip_bound_twice_too_long() -> Iterator[None]:
 
 @contextmanager
 def noise_halved() -> Iterator[None]:
-    original = selective_release.noisy_sum
+    original = TrainingContext.noisy
 
-    def halved(*arguments: Any, noise_multiplier: float, **others: Any) -> None:
-        original(*arguments, noise_multiplier=noise_multiplier / 2, **others)
+    def halved(
+        context: TrainingContext, raw_sum: RawSum, *, noise_multiplier: float, sensitivity: float
+    ) -> dict[str, Tensor]:
+        return original(context, raw_sum, noise_multiplier=noise_multiplier / 2, sensitivity=sensitivity)
 
-    with patch.object(selective_release, "noisy_sum", halved):
+    with patch.object(TrainingContext, "noisy", halved):
         yield
 
 
@@ -110,10 +114,10 @@ def momentum_kept_on_rejection() -> Iterator[None]:
     """A rejected update is applied and the weights put back, but not what it left in the optimizer."""
     accepted = SelectiveReleaseExecutor._is_accepted
 
-    def absorb(executor: SelectiveReleaseExecutor, chunk: Any) -> bool:
-        norms = executor._measure(chunk)
-        executor._attempt.add(norms)
-        executor._add_to_sum(chunk, executor.mechanism.scaling(norms))
+    def absorb(executor: SelectiveReleaseExecutor, chunk: Chunk | None) -> bool:
+        executor._measure(chunk)
+        if chunk is not None:
+            executor._add_to_sum(chunk, executor.mechanism.scaling(chunk.norms))
         return True
 
     def is_accepted(executor: SelectiveReleaseExecutor) -> bool:
@@ -122,7 +126,7 @@ def momentum_kept_on_rejection() -> Iterator[None]:
         if not passes and not was_rejected and raw_sum is not None:
             updater = executor.context.updater
             weights = updater.weights()
-            updater.step(executor._with_noise(raw_sum.tensors()))
+            updater.step(executor._with_noise(raw_sum))
             updater._set(weights)
             updater.remember()
         return passes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def test_ten_thousand_canaries_find_half_of_epsilon(study, name, epsilon):
     found = study.audit(study.cases()[name](), canaries=10_000)
     assert not found.refuted
     assert found.bounds[1].lower_bound >= epsilon / 2
+
+
+@pytest.mark.parametrize("name", ["clip-bound-x2", "noise-halved", "sampled-x4", "as-coded", "momentum-kept"])
+def test_a_planted_error_runs_through_the_engine(study, name):
+    case = study.cases()[name]()
+    short = replace(case, mechanism=replace(case.mechanism, releases=2))
+    assert study.audit(short, canaries=100).bounds
 
 
 def test_planting_an_error_leaves_nothing_behind(study):
