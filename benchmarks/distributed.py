@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 MODELS = ("pixel-cnn-551k", "scattering-cnn-187k", "bilstm-2.0m", "transformer")
-_RECORDS_PER_BATCH = 8
 _UNCOUNTED = 2
 
 
@@ -110,31 +109,12 @@ class Group:
 
 
 def sluice_steps(model: str, batch: int) -> tuple[Callable[[], None], Callable[[], int]]:
-    from torch.utils.data import TensorDataset
-
-    from sluice import Clip, PrivacyEngine, SelectiveRelease
     from sluice.experiments.bench.paper import SCENARIOS
-    from sluice.experiments.bench.scenarios import mean_loss, sgd
+    from sluice.experiments.bench.steps import release_step
     from sluice.training.distributed import join
 
     scenario = SCENARIOS[model]
-    records = _RECORDS_PER_BATCH * batch
-    module = scenario.model()
-    engine = PrivacyEngine()
-    engine.make_private_by(
-        SelectiveRelease(
-            sample_rate=batch / records,
-            expected_batch_size=batch,
-            scaling=Clip(max_grad_norm=1.0),
-            noise_multiplier=1.0,
-            releases=10**6,
-        ),
-        module=module,
-        optimizer=sgd(module),
-        data_loader=TensorDataset(*scenario.batch(records)),
-    )
-    releases = engine.releases(mean_loss)
-    return lambda: [next(releases)].clear(), lambda: getattr(join(), "sent", 0)
+    return release_step(scenario, scenario.model(), batch), lambda: getattr(join(), "sent", 0)
 
 
 def opacus_steps(mode: str, model: str, batch: int, workers: int) -> tuple[Callable[[], None], Callable[[], int]]:

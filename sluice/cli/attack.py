@@ -127,7 +127,7 @@ def _requests(given: dict[str, Any]) -> list[AttackRequest]:
     """One for each attack. What nothing would read is refused."""
     from sluice._base import validate
     from sluice._base.errors import InputError
-    from sluice.cli.reproduce_accuracy import words_of
+    from sluice.cli.reproduce_cells import words_of
     from sluice.experiments.attacks.request import ATTACKS, AttackRequest
     from sluice.experiments.tables.accuracy_cells import parse_overrides
 

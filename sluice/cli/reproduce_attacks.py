@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import typer
 
 from sluice._base.interrupts import sigterm_as_interrupt
 from sluice.cli.output import print_json
-from sluice.cli.reproduce_accuracy import numbers_of, words_of
+from sluice.cli.reproduce_cells import numbers_of, words_of
+from sluice.cli.reproduce_options import AttacksOptions
 from sluice.experiments.attacks.request import AttackRequest
 from sluice.experiments.attacks.table import plan_attacks, run_cells, stored_cell, write_table
-from sluice.experiments.jobs import JobOptions
+from sluice.experiments.tables.accuracy_cells import parse_overrides
 
 
-def reproduce_attacks(
-    base: AttackRequest,
-    *,
-    datasets: Sequence[str],
-    methods: Sequence[str],
-    epsilons: Sequence[str],
-    attacks: Sequence[str],
-    seeds: Sequence[str],
-    results: Path,
-    options: JobOptions,
-    no_run: bool,
-    as_json: bool,
-) -> None:
+def reproduce_attacks(options: AttacksOptions) -> None:
     """Run the command."""
+    results, as_json = options.results, options.as_json
+    base = AttackRequest(
+        attack="loss",
+        dataset="digits",
+        changes=parse_overrides(options.change),
+        records=options.records,
+        shadows=options.shadows,
+        work=None if options.work is None else options.work.absolute(),
+        data_dir=None if options.data_dir is None else options.data_dir.absolute(),
+    )
     cells = plan_attacks(
         base,
-        datasets=words_of(tuple(datasets)),
-        methods=words_of(tuple(methods)),
-        epsilons=numbers_of("epsilons", tuple(epsilons), float),
-        attacks=words_of(tuple(attacks)),
-        seeds=numbers_of("seeds", tuple(seeds), int),
+        datasets=words_of(options.datasets),
+        methods=words_of(options.methods),
+        epsilons=numbers_of("epsilons", options.epsilons, float),
+        attacks=words_of(options.attacks),
+        seeds=numbers_of("seeds", options.seeds, int),
     )
     found = {cell.name: result for cell in cells if (result := stored_cell(results, cell)) is not None}
-    open_cells = [] if no_run else [cell for cell in cells if cell.name not in found]
+    open_cells = [] if options.no_run else [cell for cell in cells if cell.name not in found]
     failures: dict[str, str] = {}
     _say(f"{len(found)} of {len(cells)} cells are stored, {len(open_cells)} to run.", quiet=as_json)
     try:
         with sigterm_as_interrupt():
-            for number, (cell, result, failure) in enumerate(run_cells(open_cells, results, options), start=1):
+            ended = run_cells(open_cells, results, options.jobs.options())
+            for number, (cell, result, failure) in enumerate(ended, start=1):
                 if result is None:
                     failures[cell.name] = failure
                 else:

@@ -10,46 +10,49 @@ import typer
 from sluice._base import validate
 from sluice._base.files import write_atomically
 from sluice.cli.output import print_json, print_table
-from sluice.cli.reproduce_accuracy import Request, finish_cells, numbers_of, words_of
+from sluice.cli.reproduce_cells import check_flags, finish_cells, numbers_of, print_files, words_of
+from sluice.cli.reproduce_options import BetaOptions
 from sluice.experiments.beta.plot import accuracy_png, shares_png
-from sluice.experiments.beta.study import AttemptWatch, Line, lines_of, plan_betas
+from sluice.experiments.beta.study import DATASETS, AttemptWatch, Line, lines_of, plan_betas
 from sluice.experiments.beta.texts import COLUMNS, as_csv, cells_of, markdown
 from sluice.experiments.tables.accuracy_cells import parse_overrides
 
 
-def reproduce_beta(request: Request, *, betas: tuple[str, ...], looks: int, records: int | None) -> None:
+def reproduce_beta(options: BetaOptions) -> None:
     """Run the command."""
+    looks, records = options.looks, options.records
     validate.positive_integer(looks=looks)
     if records is not None:
         validate.positive_integer(records=records)
     planned = plan_betas(
-        datasets=words_of(request.datasets),
-        betas=numbers_of("betas", betas, float),
-        epsilon=numbers_of("epsilon", request.epsilons, float)[0],
-        seeds=numbers_of("seeds", request.seeds, int),
-        overrides=parse_overrides(request.changes),
-        tag=request.tag,
+        datasets=words_of(options.datasets or DATASETS),
+        betas=numbers_of("betas", options.betas, float),
+        epsilon=options.epsilon,
+        seeds=numbers_of("seeds", options.seeds, int),
+        overrides=parse_overrides(options.change),
+        tag=options.tag,
     )
     watch = AttemptWatch(looks=looks, records=records)
-    finished = finish_cells(request, planned.plan, watch=watch, lacks=watch.lacks)
+    check_flags(options.cells)
+    finished = finish_cells(planned.plan, options.cells, results=options.results, watch=watch, lacks=watch.lacks)
     lines = lines_of(planned, finished.found)
     on = "all" if records is None else f"{records:,}"
     sampling = f"About {looks} accepted and as many rejected attempts of each run were looked at; loss on {on} training records."
-    files = _write(lines, request.output or request.results / "table", sampling)
-    if request.as_json:
+    files = _write(lines, options.output or options.results / "table", sampling)
+    if options.cells.as_json:
         print_json(
             {
                 "lines": [asdict(line) for line in lines],
                 "cells": len(planned.plan.cells),
                 "stored": len(finished.found),
-                "failed": {cell.title: failure for cell, failure in finished.failures.items()},
+                "failed": finished.failed,
                 "files": {kind: str(path) for kind, path in files.items()},
             }
         )
     else:
         print_table(COLUMNS, map(cells_of, lines))
         typer.echo(f"\n{sampling} Noise was seeded: for experiments on public data only.")
-        typer.echo(f"Written: {', '.join(map(str, files.values()))}")
+        print_files(files)
     if finished.failures:
         raise typer.Exit(1)
 

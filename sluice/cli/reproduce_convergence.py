@@ -11,50 +11,49 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice._base.files import write_atomically
 from sluice.cli.output import print_json, print_table
-from sluice.cli.reproduce_accuracy import numbers_of, words_of
+from sluice.cli.reproduce_cells import numbers_of, words_of
+from sluice.cli.reproduce_options import ConvergenceOptions
 from sluice.experiments.convergence.plot import convergence_png
 from sluice.experiments.convergence.problems import PROBLEMS
 from sluice.experiments.convergence.study import Line, lines_of, settings
 from sluice.experiments.convergence.texts import COLUMNS, as_csv, cells_of, markdown, verdict
-from sluice.experiments.jobs import JobOptions
 
 
-def reproduce_convergence(
-    *,
-    problems: tuple[str, ...],
-    seeds: tuple[str, ...],
-    results: Path,
-    output: Path,
-    again: bool,
-    no_run: bool,
-    options: JobOptions,
-    as_json: bool,
-) -> None:
+def reproduce_convergence(options: ConvergenceOptions) -> None:
     """Run the command."""
-    if again and no_run:
+    if options.again and options.no_run:
         raise InputError("again and no-run cannot be given together: one runs every setting, the other none.")
-    names = words_of(problems)
+    names = words_of(options.problems)
     for name in names:
         validate.one_of(PROBLEMS, problems=name)
-    numbers = numbers_of("seeds", seeds, int)
+    numbers = numbers_of("seeds", options.seeds, int)
     if not names or not numbers:
         raise InputError("problems and seeds must not be empty: give at least one of each.")
     wanted = [setting for setting in settings() if setting.problem in names]
     lines: list[Line] = []
-    for line in lines_of(results, wanted, numbers, again=again, run=not no_run, options=options):
+    ended = lines_of(
+        options.results,
+        wanted,
+        numbers,
+        again=options.again,
+        run=not options.no_run,
+        options=options.jobs.options(),
+    )
+    for line in ended:
         lines.append(line)
-        if not as_json:
+        if not options.as_json:
             typer.echo(
                 f"sluice: {line.setting.name}: largest share of the bound {line.largest_share:.2f}",
                 err=True,
             )
     lines.sort(key=lambda line: wanted.index(line.setting))
+    output = options.output or options.results / "table"
     files = {kind: output.with_name(f"{output.name}.{kind}") for kind in ("md", "csv", "png")}
     page = markdown(lines, plot=files["png"].name, missing=len(wanted) - len(lines))
     write_atomically(files["md"], page.encode("utf-8"), public=True)
     write_atomically(files["csv"], as_csv(lines).encode("utf-8"), public=True)
     write_atomically(files["png"], convergence_png(lines), public=True)
-    if as_json:
+    if options.as_json:
         print_json(_as_json(lines, files, missing=len(wanted) - len(lines)))
         return
     print_table(COLUMNS, map(cells_of, lines))

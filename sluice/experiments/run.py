@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,37 +11,29 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as encode_weights
-from torch import Tensor, nn
+from torch import Tensor
 
 from sluice._base import validate
 from sluice._base.errors import DataError
-from sluice._base.files import canonical_json, write_atomically
+from sluice._base.files import canonical_json
 from sluice._base.interrupts import DelayedInterrupt
 from sluice.audit.canaries import Canaries
 from sluice.audit.files import kept_coins, write_audit
-from sluice.data import DataSplits, Examples
+from sluice.data import DataSplits
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.encoded import encoded_model
-from sluice.experiments.evaluation import accuracy, accuracy_by_class, remarks
+from sluice.experiments.evaluation import accuracy
 from sluice.experiments.feature_statements import feature_statements
-from sluice.experiments.fitting import parts
+from sluice.experiments.judge import Judge
 from sluice.experiments.mean_release import released_mean
 from sluice.experiments.objective import Objective, model_of
-from sluice.experiments.recorded import (
-    HELD_OUT,
-    TrainResult,
-    recorded_run,
-    require_untouched,
-    result_of,
-    write_classes,
-)
+from sluice.experiments.recorded import TrainResult, recorded_run, require_untouched, result_of
+from sluice.experiments.records import Records
 from sluice.experiments.settings import TrainSettings
-from sluice.experiments.shrinking import shrunk_model
 from sluice.experiments.update_rule import make_optimizer
-from sluice.features import RowFeatures
 from sluice.features.examples import RowExamples
 from sluice.mechanism.base import Mechanism
-from sluice.mechanism.delta import DeltaWarning, delta_problem
+from sluice.mechanism.delta import delta_problem
 from sluice.methods import method_of, planned_mechanism
 from sluice.runs.certificate import FEATURE_STATEMENTS
 from sluice.runs.checkpoint import checkpoint_releases
@@ -115,30 +106,21 @@ class Training:
         self._observe_attempt = observe_attempt
         self._checkpoint_every = checkpoint_every
         self._piece_size = max_physical_batch_size
-        self._train: Examples = splits.train
-        self._held_out: Examples | None = None
-        if settings.hold_out:
-            self._train, self._held_out = parts(splits.train, settings)
-        elif len(splits.test) == 0:
-            raise DataError(f"{splits.name} has no test records: add some, or hold out training records (hold_out).")
+        self._records = Records.of(splits, settings)
         self.settings = settings
         self._objective = Objective.of(settings)
         self._objective.require_targets(splits)
-        self._test: Examples = splits.test
-        self._classes = splits.classes
-        self._features: RowFeatures | None = None
         self.mechanism = mechanism or planned_mechanism(
-            settings, dataset_size=len(self._train) + (settings.canaries or 0) // 2
+            settings, dataset_size=len(self._records.train) + (settings.canaries or 0) // 2
         )
         self._canaries: Canaries | None = None
         with _seeded(settings.seed):
-            self.model = model_of(settings, self._train.input_shape, classes=len(splits.classes))
+            self.model = model_of(settings, self._records.train.input_shape, classes=len(splits.classes))
         self._optimizer, self._scheduler = make_optimizer(settings, self.model)
         self.engine = PrivacyEngine(accountant=settings.accountant, seed=settings.seed)
         self._interrupt = DelayedInterrupt()
-        failure = delta_problem(settings.delta, records=len(self._train)) if self.mechanism.provable else None
+        failure = delta_problem(settings.delta, records=len(self._records.train)) if self.mechanism.provable else None
         self._notes: list[str] = [failure] if failure else []
-        self._latest: Evaluation | None = None
         self._workers = join()
         self._centre: Tensor | None = None
 
@@ -191,7 +173,7 @@ class Training:
             Nothing is written, and no release is applied before worker 0 has it on disk.
         """
         opening: _Opening = self._workers.from_first(_only_at_first)
-        if opening.fingerprint != fingerprint(self._train):
+        if opening.fingerprint != fingerprint(self._records.train):
             raise DataError(
                 f"the training data of worker {self._workers.rank} is not that of worker 0: all must read the same records in "
                 "the same order."
@@ -199,7 +181,7 @@ class Training:
         if self.settings.canaries is not None:
             drawn = Canaries(count=self.settings.canaries, loss=self._objective)
             self._canaries = replace(drawn, coins=opening.coins)
-        self._present(opening.centre)
+        self._records = self._records.presented(opening.centre)
         self._make_private(lambda number: None)
         if opening.goes_back:
             self.engine.load(Path())  # the state of worker 0
@@ -209,10 +191,10 @@ class Training:
 
     def has_data_of(self, path: Path) -> bool:
         """Whether a run began with the very records, and features, that are given here."""
-        return RunFolder.look(path).began_with(fingerprint(self._train))
+        return RunFolder.look(path).began_with(fingerprint(self._records.train))
 
     def _check_data(self, folder: RunFolder) -> None:
-        self._fingerprint = fingerprint(self._train)  # of the records as they were given
+        self._fingerprint = fingerprint(self._records.train)  # of the records as they were given
         folder.check_data(self._fingerprint)
 
     def _go_back(self, folder: RunFolder, ledger: Ledger) -> None:
@@ -231,7 +213,7 @@ class Training:
 
     def _present_rows(self, folder: RunFolder, ledger: Ledger) -> None:
         """Show the model rows of features less their mean, which is released first, once for the whole run."""
-        train = self._train
+        train = self._records.train
         if isinstance(train, RowExamples) and self.settings.mean_noise is not None:
             self._centre = released_mean(
                 train.inputs,
@@ -240,18 +222,7 @@ class Training:
                 folder=folder,
                 ledger=ledger,
             )
-        self._present(self._centre)
-
-    def _present(self, centre: Tensor | None) -> None:
-        train = self._train
-        if not isinstance(train, RowExamples):
-            return
-        self._train = train.presented(centre)
-        if isinstance(self._test, RowExamples):
-            self._test = self._test.presented(centre)
-        if isinstance(self._held_out, RowExamples):
-            self._held_out = self._held_out.presented(centre)
-        self._features = train.features
+        self._records = self._records.presented(self._centre)
 
     def _begin(self, folder: RunFolder) -> TrainResult:
         header = LedgerHeader(
@@ -305,7 +276,7 @@ class Training:
             self.mechanism,
             module=self.model,
             optimizer=self._optimizer,
-            data_loader=self._train,
+            data_loader=self._records.train,
             options=TrainingOptions(
                 lr_scheduler=self._scheduler,
                 ema_decay=self.settings.ema_decay or None,
@@ -320,11 +291,19 @@ class Training:
         keeper = self.engine.keep_in(folder.checkpoints, every=self._checkpoint_every, config_hash=folder.config_hash)
         publication = PublicFiles(folder, delta=self.settings.delta)
         publication.keep_up_to(self.engine.released)
+        judge = Judge(
+            settings=self.settings,
+            objective=self._objective,
+            records=self._records,
+            model=self.model,
+            engine=self.engine,
+            publication=publication,
+        )
         trace = TraceFile(folder.trace_path)
         try:
-            if self._is_due(self.engine.released) and not publication.has(self.engine.released):
-                self._evaluate(publication)  # a crash came between the checkpoint and the evaluation
-            self._make_releases(publication, trace)
+            if judge.is_due(self.engine.released) and not publication.has(self.engine.released):
+                judge.evaluate()  # a crash came between the checkpoint and the evaluation
+            self._make_releases(judge, trace)
         except GaveUpError as error:
             self._notes.append(str(error))
         except KeyboardInterrupt:
@@ -336,22 +315,23 @@ class Training:
             keeper.close()  # before the folder is unlocked
             self._interrupt.let_go()
         keeper.finish()
-        self._evaluate(publication)
-        self._look_at_classes(folder)
-        self._keep_held_out_accuracy(folder)
+        judge.evaluate()
+        self._notes += judge.look_at_classes(folder)
+        judge.keep_held_out_quality(folder)
         publish(folder, FEATURE_STATEMENTS, canonical_json(feature_statements(self.settings)) + b"\n", ledger)
-        if self._features is not None:
-            content = encode_weights(self._features.tensors(), self._features.metadata())
+        features = self._records.features
+        if features is not None:
+            content = encode_weights(features.tensors(), features.metadata())
             publish(folder, FEATURES, content, ledger)
-        with self._published_model() as model:
-            publication.publish_model(encoded_model(model, self._train, self._classes), ledger)
+        with judge.published_model() as model:
+            publication.publish_model(encoded_model(model, self._records.train, self._records.classes), ledger)
         if self._canaries is not None:
             found = self.engine.auditing.evidence(delta=self.settings.delta, accountant=self.engine.accountant)
             write_audit(folder, found)
         publication.publish_certificate()
         return result_of(folder, notes=tuple(self._notes))
 
-    def _make_releases(self, publication: PublicFiles, trace: TraceFile) -> None:
+    def _make_releases(self, judge: Judge, trace: TraceFile) -> None:
         began = time.monotonic()
         for release in self.engine.releases(self._objective):
             self._interrupt.let_go()
@@ -360,68 +340,9 @@ class Training:
             row = TraceRow(release=release, attempts=attempts, measured=measured, metric=metric, seconds=seconds)
             trace.append(row)
             self._report_private(row)
-            evaluation = self._evaluate(publication) if self._is_due(release) else None
+            evaluation = judge.evaluate() if judge.is_due(release) else None
             self._report(Progress(release=release, releases=self.mechanism.releases, evaluation=evaluation))
             began = time.monotonic()
-
-    def _is_due(self, release: int) -> bool:
-        every = self.settings.evaluate_every
-        if every is None:
-            every = max(1, self.mechanism.releases // 10)
-        return every > 0 and release > 0 and release % every == 0
-
-    def _evaluate(self, publication: PublicFiles) -> Evaluation | None:
-        release = self.engine.released
-        if self._held_out is not None:
-            return None
-        if self._latest is None or self._latest.release != release:
-            with self._published_model() as model:
-                found = self._quality(model, self._test)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeltaWarning)  # it is among the notes
-                epsilon = self.engine.get_epsilon(self.settings.delta) if self.mechanism.provable else None
-            self._latest = Evaluation(
-                release=release,
-                epsilon_if_planned_to_stop_here=epsilon,
-                test_accuracy=found.get("accuracy"),
-                test_scores=found.get("scores"),
-            )
-            publication.add(self._latest)
-        return self._latest
-
-    def _quality(self, model: nn.Module, examples: Examples) -> dict[str, Any]:
-        """The accuracy of classes, or the scores of numbers."""
-        if self._objective.predicts_numbers:
-            return {"scores": self._objective.scores_on(model, examples)}
-        return {"accuracy": accuracy(model, examples)}
-
-    def _look_at_classes(self, folder: RunFolder) -> None:
-        """Publish accuracy by class, on test records, and remark on what accuracy alone would hide."""
-        if self._held_out is not None or self._objective.predicts_numbers:
-            return
-        with self._published_model() as model:
-            found = accuracy_by_class(model, self._test, self._classes)
-        write_classes(folder, found)
-        self._notes += remarks(found)
-
-    def _keep_held_out_accuracy(self, folder: RunFolder) -> None:
-        if self._held_out is None:
-            return
-        with self._published_model() as model:
-            found = {f"held_out_{name}": value for name, value in self._quality(model, self._held_out).items()}
-        write_atomically(folder.private / HELD_OUT, canonical_json(found) + b"\n", public=False)
-
-    @contextmanager
-    def _published_model(self) -> Iterator[nn.Module]:
-        """The average of the released weights, where one is kept, else the last ones, shrunk if the settings say so."""
-        if self.settings.shrinkage is not None:
-            yield shrunk_model(self.model, self.settings, self.mechanism, releases=self.engine.released)
-            return
-        if not self.settings.ema_decay:
-            yield self.model
-            return
-        with self.engine.averaged() as averaged:
-            yield averaged
 
 
 def _only_at_first() -> Any:

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from sluice._base import codec, validate
 from sluice._base.errors import InputError
 from sluice.experiments.defaults import default_values, matched, method_of
+from sluice.experiments.effects import require_effect
 from sluice.experiments.objective_settings import LOSSES, predicts_numbers, require_objective
 from sluice.experiments.settings_files import settings_in
 from sluice.features.catalog import blocks_of, has_rows
@@ -317,16 +318,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The settings that are one of a few words."""
 
 
-_BIAS_GATE_ONLY = (
-    "beta",
-    "clip_range",
-    "gate_noise",
-    "reference_noise",
-    "reference_decay",
-    "hidden_reference",
-)
-
-
 def default_settings(
     dataset: str, *, method: str = "dpsr-cg", epsilon: float = 3.0, recipe: str | None = None
 ) -> TrainSettings:
@@ -361,21 +352,13 @@ def settings_from(
     if isinstance(options, Mapping):
         chosen["options"] = {**defaults.get("options", {}), **options}
     settings = TrainSettings(**{**defaults, **chosen})
-    _require_effect(settings, overrides, epsilon_names_row="noise_multiplier" in defaults)
+    require_effect(settings, overrides, epsilon_names_row="noise_multiplier" in defaults)
     method = method_of(settings.method)
     method.require_accountant(settings)
     refusal = method.refuses(settings)
     if refusal is not None:
         raise InputError(refusal)
     return settings
-
-
-def epsilon_has_effect(method: str, dataset: str) -> bool:
-    """Whether epsilon shapes a run: where it only picks a row of published settings, the data set must have rows."""
-    from sluice.methods.reference import EPSILONS
-
-    rows = [method_of(method).defaults(dataset, epsilon) for epsilon in EPSILONS]
-    return "noise_multiplier" not in rows[0] or any(row != rows[0] for row in rows)
 
 
 def settings_of(config: Mapping[str, Any], *, where: str) -> TrainSettings:
@@ -389,50 +372,6 @@ def _require_known(chosen: Mapping[str, Any]) -> None:
     unknown = [name if name.isprintable() else repr(name) for name in sorted(set(chosen) - _NAMES)]
     if unknown:
         raise InputError(f"unknown settings {', '.join(unknown)}: allowed are {', '.join(sorted(_NAMES))}.")
-
-
-def _require_effect(settings: TrainSettings, overrides: Mapping[str, Any], *, epsilon_names_row: bool) -> None:
-    """Refuse overrides that change nothing. Epsilon may name a row of settings with noise of their own."""
-    useless = _without_effect(settings, epsilon_names_row=epsilon_names_row)
-    for name in overrides:
-        if name in useless:
-            raise InputError(f"{name}={overrides[name]} has no effect: {useless[name]}. Leave it out.")
-    method = method_of(settings.method)
-    useless_options = method.unused_options(settings)
-    for name, value in overrides.get("options", {}).items():
-        if name in useless_options:
-            raise InputError(f"option {name}={value} has no effect: {useless_options[name]}. Leave it out.")
-
-
-def _without_effect(settings: TrainSettings, *, epsilon_names_row: bool) -> dict[str, str]:
-    """The settings that nothing reads beside these others, each with the reason."""
-    method = method_of(settings.method)
-    useless: dict[str, str] = dict(method.unused)
-    if settings.chosen_gate != "clipping-bias":
-        useless |= dict.fromkeys(_BIAS_GATE_ONLY, "only the gate 'clipping-bias' has it")
-    elif settings.hidden_reference:
-        useless |= dict.fromkeys(("reference_noise", "reference_decay"), "a hidden reference is the plain last value")
-    if settings.chosen_gate == "coin" and settings.coin_probability is None:
-        del useless["beta"]  # the coin falls as often as the other gate would accept
-    if settings.chosen_gate not in ("clipping-bias", "thinning") and settings.tempering is None:
-        useless["large_norm"] = "only the gates 'clipping-bias' and 'thinning' have it, and tempering"
-    if settings.chosen_gate in ("none", "thinning") and not method.counts_attempts:
-        useless["max_attempts"] = "only gates that decide on whole batches make attempts"
-    if settings.chosen_gate != "thinning":
-        useless["strength"] = "only the gate 'thinning' has it"
-    if settings.chosen_gate != "coin":
-        useless["coin_probability"] = "only the gate 'coin' has it"
-    if settings.optimizer != "sgd":
-        useless["momentum"] = "only the optimizer 'sgd' has it"
-    if settings.scaling == "clip":
-        useless["scaling_bound"] = "the scaling 'clip' has none"
-    if settings.hold_out:
-        useless["evaluate_every"] = "held-out records are looked at once, at the end"
-    if settings.noise_multiplier is not None and not epsilon_names_row:
-        useless["epsilon"] = "noise_multiplier is given, and epsilon is what results"
-    if not epsilon_has_effect(settings.method, settings.dataset):
-        useless["epsilon"] = "it only picks a row of published settings, and there is none for this data set"
-    return useless
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:

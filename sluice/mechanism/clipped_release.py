@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sluice._base import validate
 from sluice._base.codec import ADDED_IF_GIVEN
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate
-from sluice.accounting.dpa import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
+from sluice.accounting.dpa import DpEvent
 from sluice.accounting.events import plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE
 from sluice.accounting.search import smallest_reaching
-from sluice.mechanism.base import Mechanism
 from sluice.mechanism.clipping import CONSTANT, Clipping, QuantileClipping, Schedule
+from sluice.mechanism.poisson_release import PoissonRelease
 from sluice.mechanism.stages import MOST_RELEASES, Stages
 
 _SLACK = 4e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedRelease(Mechanism):
+class ClippedRelease(PoissonRelease):
     """What a run promises that clips in another way than `SelectiveRelease`. Every batch is released.
 
     Attributes:
@@ -51,11 +51,7 @@ class ClippedRelease(Mechanism):
     stages: Stages | None = field(default=None, metadata=ADDED_IF_GIVEN)
 
     def __post_init__(self) -> None:
-        validate.fraction(sample_rate=self.sample_rate)
-        validate.positive(expected_batch_size=self.expected_batch_size)
-        validate.positive_integer(releases=self.releases)
-        for multiplier in self.prior_releases:
-            validate.positive(prior_releases=multiplier)
+        super().__post_init__()
         if self.noise_multiplier is None:
             return
         validate.positive(noise_multiplier=self.noise_multiplier)
@@ -67,20 +63,8 @@ class ClippedRelease(Mechanism):
             )
 
     @property
-    def sigma(self) -> float:
-        """The noise multiplier, which must have been given or chosen."""
-        if self.noise_multiplier is None:
-            raise InputError(
-                "noise_multiplier=None is not allowed here: give a number, or calibrate the mechanism first."
-            )
-        return self.noise_multiplier
-
-    @property
     def _schedule(self) -> Schedule:
         return self.noise_schedule or CONSTANT
-
-    def require_complete(self) -> None:
-        _ = self.sigma
 
     @property
     def provable(self) -> bool:
@@ -103,11 +87,10 @@ class ClippedRelease(Mechanism):
     def event_after(self, releases: int) -> DpEvent:
         """The event of a run that made this many releases, prior releases included: each with the noise that it has."""
         self._require_releases(releases)
-        events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.prior_releases]
-        for noise_multiplier, rate, count in self.history(releases):
-            release = plain_release(sampling_probability=rate, noise_multiplier=noise_multiplier)
-            events.append(SelfComposedDpEvent(release, count))
-        return ComposedDpEvent(events)
+        return self._composed(
+            (plain_release(sampling_probability=rate, noise_multiplier=noise_multiplier), count)
+            for noise_multiplier, rate, count in self.history(releases)
+        )
 
     def history(self, releases: int) -> list[tuple[float, float, int]]:
         """``(noise_multiplier, sample_rate, count)`` of each stretch of equal releases."""
@@ -175,10 +158,6 @@ class ClippedRelease(Mechanism):
             "Bound for the Poisson-sampled Gaussian mechanism with noise by release, composed adaptively: "
             f"docs/accounting.md, sections 12.2 to 12.4 ({by}){staged}"
         )
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        return {"kind": "Poisson", "rate": self.sample_rate}
 
     @property
     def releases_metric(self) -> bool:

@@ -11,9 +11,10 @@ from sluice._base.codec import ADDED, ADDED_IF_GIVEN, encode
 from sluice._base.errors import InputError
 from sluice.accounting.calibration import calibrate, release_event
 from sluice.accounting.claims import CLAIMED_LABEL, Reading, claimed_account
-from sluice.accounting.dpa import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
-from sluice.mechanism.base import Claim, Mechanism
+from sluice.accounting.dpa import ComposedDpEvent, DpEvent
+from sluice.mechanism.base import Claim
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
+from sluice.mechanism.poisson_release import PoissonRelease
 from sluice.mechanism.scaling import ScalingRule
 from sluice.mechanism.stages import MOST_RELEASES, Stages
 from sluice.mechanism.stated_gate import stated
@@ -21,7 +22,7 @@ from sluice.mechanism.thinning import Tempered, ThinningGate
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveRelease(Mechanism):
+class SelectiveRelease(PoissonRelease):
     """What a run promises to do. No performance option is here, and nothing here is sensitive.
 
     Attributes:
@@ -52,11 +53,7 @@ class SelectiveRelease(Mechanism):
     stages: Stages | None = field(default=None, metadata=ADDED_IF_GIVEN)
 
     def __post_init__(self) -> None:
-        validate.fraction(sample_rate=self.sample_rate)
-        validate.positive(expected_batch_size=self.expected_batch_size)
-        validate.positive_integer(releases=self.releases)
-        for multiplier in self.prior_releases:
-            validate.positive(prior_releases=multiplier)
+        super().__post_init__()
         if self.gate is not None and self.gate.thins and self.sample_rate == 1:
             raise InputError(
                 "sample_rate=1 is not allowed with a gate that thins batches: odds of being in every batch stay what they are, "
@@ -98,23 +95,11 @@ class SelectiveRelease(Mechanism):
         return replace(self, noise_multiplier=chosen.noise_multiplier, gate=chosen.gate)
 
     @property
-    def sigma(self) -> float:
-        """The noise multiplier, which must have been given or chosen."""
-        if self.noise_multiplier is None:
-            raise InputError(
-                "noise_multiplier=None is not allowed here: give a number, or calibrate the mechanism first."
-            )
-        return self.noise_multiplier
-
-    @property
     def expected_candidates(self) -> float:
         """How many records a batch has on average before a gate thins it."""
         if not isinstance(self.gate, ThinningGate):
             return self.expected_batch_size
         return self.expected_batch_size * self.sample_rate / self.gate.plain_rate(self.sample_rate)
-
-    def require_complete(self) -> None:
-        _ = self.sigma
 
     @property
     def provable(self) -> bool:
@@ -129,10 +114,7 @@ class SelectiveRelease(Mechanism):
     def event_after(self, releases: int) -> DpEvent:
         """The event of a run that made this many releases, prior releases included."""
         self._require_releases(releases)
-        events: list[DpEvent] = [GaussianDpEvent(multiplier) for multiplier in self.prior_releases]
-        if releases:
-            events.append(SelfComposedDpEvent(self.release_event, releases))
-        return ComposedDpEvent(events)
+        return self._composed([(self.release_event, releases)] if releases else [])
 
     def claims_after(self, releases: int, *, delta: float) -> tuple[Claim, ...]:
         """What the DPSR-CG paper's formula says, by each reading of it; nothing for other gates than its own."""
@@ -148,7 +130,7 @@ class SelectiveRelease(Mechanism):
                 beta=gate.beta,
                 clip_range=gate.clip_range,
                 reading=reading,
-                once=ComposedDpEvent([GaussianDpEvent(multiplier) for multiplier in self.prior_releases]),
+                once=ComposedDpEvent(self.prior_events),
             )
             value = account.claimed_epsilon(releases=releases, delta=delta)
             claims.append(Claim(label=CLAIMED_LABEL, reading=reading, value=value))
@@ -175,10 +157,6 @@ class SelectiveRelease(Mechanism):
             what, section = "the Poisson-sampled Gaussian mechanism, thinned record by record", f"section 13, {section}"
         staged = "" if self.stages is None else "; charged by stages, section 12.1"
         return f"Bound for {what}, composed adaptively: docs/accounting.md, {section}{staged}"
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        return {"kind": "Poisson", "rate": self.sample_rate}
 
     @property
     def releases_metric(self) -> bool:

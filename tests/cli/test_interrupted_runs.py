@@ -14,6 +14,7 @@ import pytest
 
 from sluice.cli import main
 from sluice.cli.train_output import Screen
+from sluice.experiments import judge
 from sluice.experiments import run as training
 from sluice.runs import public_files as publication
 from sluice.runs.folder import RunFolder
@@ -83,7 +84,7 @@ def refused(arguments: list[str], run: Path, capsys: Any) -> str:
 
 PLACES = [
     (keeping, "draft_checkpoint"),
-    (training, "accuracy"),
+    (judge, "accuracy"),
     (publication, "write_certificate"),
     (training, "encoded_model"),
     (RunFolder, "check_data"),

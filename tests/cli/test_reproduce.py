@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import main, reproduce_accuracy
+from sluice.cli import main, reproduce_cells
 from sluice.runs import public_files as publication
 
 
@@ -121,7 +121,7 @@ def test_accuracy_uses_stored_cells_again_unless_asked_not_to(capsys):
 
 @pytest.mark.usefixtures("_small")
 def test_accuracy_goes_on_after_an_interruption(capsys, monkeypatch):
-    original = reproduce_accuracy._Screen.report
+    original = reproduce_cells._Screen.report
 
     def stop(self: Any, planned: Any, progress: Any) -> None:
         original(self, planned, progress)
@@ -130,7 +130,7 @@ def test_accuracy_goes_on_after_an_interruption(capsys, monkeypatch):
 
     arguments = ["--methods", "non-private", "--seeds", "0,1,2"]
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce_accuracy._Screen, "report", stop)
+        patch.setattr(reproduce_cells._Screen, "report", stop)
         code, out, err = accuracy(capsys, *arguments)
     assert code == 130
     assert out == ""

@@ -24,6 +24,7 @@ import sluice.runs.certificate
 import sluice.runs.epsilon_plot
 import sluice.runs.pages
 from sluice.data import DataSplits, load
+from sluice.experiments import judge
 from sluice.experiments import run as training
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
@@ -115,7 +116,7 @@ def watch_everything(countdown: Countdown) -> None:
         (Path, "write_bytes"),
         (WeightUpdater, "apply"),
         (training, "planned_mechanism"),
-        (training, "accuracy"),
+        (judge, "accuracy"),
         (sluice.runs.certificate, "spending"),
     ):
         countdown.watch(owner, name)

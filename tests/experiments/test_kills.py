@@ -8,17 +8,15 @@ changes a file or the weights (half-way through it for the ledger's lines). The 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from child_server import ChildServer
 from sluice._base.files import PUBLIC_TIME
 from sluice.experiments.run import recorded_run
 from sluice.runs.checkpoint import load_checkpoint
@@ -33,41 +31,18 @@ SECURE = {"releases": RELEASES, "epsilon": TARGET, "accountant": "rdp", "evaluat
 SEEDED = SECURE | {"seed": 7}
 
 
-class Server:
+class Server(ChildServer):
     """The process that trains in children and kills them: see kill_server.py."""
 
     def __init__(self) -> None:
-        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("kill_server.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | single,
-        )
-        self._answer()
+        super().__init__(Path(__file__).with_name("kill_server.py"))
 
     def train(self, run: Path, settings: dict[str, Any], **order: Any) -> dict[str, Any]:
         """Start the run, or go on with it if it has begun; ``code`` of the answer is -9 if it was killed."""
-        order |= {"run": str(run), "settings": settings, "log": str(log_of(run))}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer: dict[str, Any] = self.ask(order | {"run": str(run), "settings": settings, "log": str(log_of(run))})
         assert answer["threads"] == 1, "forking is only safe from a process with one thread"
         assert answer["code"] in (0, -signal.SIGKILL), "training failed: its traceback is on standard error"
         return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
 
 
 @pytest.fixture(scope="module")

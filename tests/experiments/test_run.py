@@ -20,8 +20,8 @@ from sluice._base.interrupts import DelayedInterrupt, sigterm_as_interrupt
 from sluice.data import DataSplits, hold_out
 from sluice.data.examples import Examples
 from sluice.experiments import fitting
+from sluice.experiments import judge as judge_module
 from sluice.experiments import recorded as recorded_module
-from sluice.experiments import run as training_module
 from sluice.experiments.run import Progress, Training, TrainResult, accuracy, recorded_run
 from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.mechanism.attempt import Attempt
@@ -142,8 +142,7 @@ def test_an_interrupted_seeded_run_ends_as_if_it_never_was(digits, tmp_path, ove
 @pytest.mark.parametrize("place", ["draft_checkpoint", "read_evaluations", "accuracy"])
 def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, place):
     """The machine fails in the middle of a release, of publishing or of an evaluation."""
-    owners = {"draft_checkpoint": keeping_module, "read_evaluations": recorded_module}
-    owner = owners.get(place, training_module)
+    owner = {"draft_checkpoint": keeping_module, "read_evaluations": recorded_module, "accuracy": judge_module}[place]
     original = getattr(owner, place)
     calls = 0
 

@@ -20,22 +20,13 @@ from sluice._base.errors import InputError
 from sluice._base.interrupts import DelayedInterrupt, uninterrupted
 from sluice.accounting.matrix.strategy import BandedToeplitz
 from sluice.mechanism.base import Mechanism
-from sluice.mechanism.gates import ClippingBiasGate
-from sluice.mechanism.scaling import Clip
-from sluice.mechanism.selective_release import SelectiveRelease
-from sluice.methods.dpagd import AdaptiveBudget
-from sluice.methods.dpis import ImportanceSampling
-from sluice.methods.dpsur import DpsurMechanism
 from sluice.methods.matrix import MatrixMechanism
 from sluice.methods.matrix.execution import CorrelatedSteps
-from sluice.methods.non_private import NonPrivate
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
+from small_mechanisms import GATE, SIZE, small_mechanisms
 
-SIZE, RELEASES = 40, 3
-GATE = ClippingBiasGate(
-    beta=-1.0, gate_noise=0.5, reference_noise=20.0, small_norm=0.1, large_norm=1.0, initial_reference=10.0
-)
+RELEASES = 3
 MATRIX = MatrixMechanism(
     strategy=BandedToeplitz(diagonals=(1.0, 0.5)),
     batches="cyclic-poisson",
@@ -46,62 +37,8 @@ MATRIX = MatrixMechanism(
     noise_multiplier=2.0,
     releases=RELEASES,
 )
-SELECTIVE = SelectiveRelease(
-    sample_rate=0.5,
-    expected_batch_size=20.0,
-    scaling=Clip(),
-    noise_multiplier=2.0,
-    releases=RELEASES,
-    gate=GATE,
-)
-MECHANISMS: dict[str, Mechanism] = {
-    "dpsr-cg": SELECTIVE,
-    "dpsgd": SelectiveRelease(
-        sample_rate=0.5, expected_batch_size=20.0, scaling=Clip(), noise_multiplier=2.0, releases=RELEASES
-    ),
-    "dpsur": DpsurMechanism(
-        sample_rate=0.5,
-        expected_batch_size=20.0,
-        scaling=Clip(),
-        noise_multiplier=2.0,
-        validation_rate=0.5,
-        expected_validation_size=20.0,
-        validation_noise=1.3,
-        loss_clip=0.1,
-        threshold=0.5,
-        releases=RELEASES,
-    ),
-    "dpis": ImportanceSampling(
-        dataset_size=SIZE,
-        wanted_rate=0.25,
-        sample_rate=0.5,
-        first_clip_norm=1.0,
-        noise_multiplier=2.0,
-        norm_noise=10.0,
-        count_noise=5.0,
-        norm_decay=0.5,
-        clip_rate=0.2,
-        clip_target=0.5,
-        releases=RELEASES,
-    ),
-    "dpagd": AdaptiveBudget(
-        rho=1.0,
-        gradient_rho=0.16,
-        selection_rho=0.04,
-        max_grad_norm=1.0,
-        gamma=0.5,
-        candidates=3,
-        first_reach=0.3,
-        refresh_every=2,
-        reach_growth=0.1,
-        loss_clip=3.0,
-        gradient_rate=1.0,
-        loss_rate=1.0,
-        releases=8,
-    ),
-    "matrix": MATRIX,
-    "non-private": NonPrivate(batch_size=20, releases=RELEASES),
-}
+MECHANISMS: dict[str, Mechanism] = small_mechanisms(RELEASES, rho=1.0, budgeted=8) | {"matrix": MATRIX}
+SELECTIVE = MECHANISMS["dpsr-cg"]
 
 
 class Run:

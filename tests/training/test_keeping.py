@@ -20,14 +20,8 @@ from torch.utils.data import TensorDataset
 from sluice._base.errors import DataError, InputError
 from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToeplitz
 from sluice.mechanism.base import Mechanism
-from sluice.mechanism.gates import ClippingBiasGate
-from sluice.mechanism.scaling import Clip
 from sluice.mechanism.selective_release import SelectiveRelease
-from sluice.methods.dpagd import AdaptiveBudget
-from sluice.methods.dpis import ImportanceSampling
-from sluice.methods.dpsur import DpsurMechanism
 from sluice.methods.matrix import MatrixMechanism
-from sluice.methods.non_private import NonPrivate
 from sluice.runs import checkpoint, records
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.journal import Journal
@@ -35,8 +29,9 @@ from sluice.runs.ledger import Ledger, read_ledger
 from sluice.training import keeping
 from sluice.training.engine import PrivacyEngine
 from sluice.training.options import TrainingOptions
+from small_mechanisms import SIZE, plain, small_mechanisms
 
-SIZE, RELEASES = 40, 14
+RELEASES = 14
 
 
 def matrix(strategy: Any, batches: str = "poisson") -> MatrixMechanism:
@@ -52,55 +47,11 @@ def matrix(strategy: Any, batches: str = "poisson") -> MatrixMechanism:
     )
 
 
-GATE = ClippingBiasGate(
-    beta=-1.0, gate_noise=0.5, reference_noise=20.0, small_norm=0.1, large_norm=1.0, initial_reference=10.0
-)
-PLAIN: dict[str, Any] = {
-    "sample_rate": 0.5, "expected_batch_size": 20.0, "scaling": Clip(), "noise_multiplier": 2.0, "releases": RELEASES,
-}  # fmt: skip
 MECHANISMS: dict[str, Mechanism] = {
-    "dpsr-cg": SelectiveRelease(**PLAIN, gate=GATE),
-    "dpsgd": SelectiveRelease(**PLAIN),
-    "dpsur": DpsurMechanism(
-        **PLAIN,
-        validation_rate=0.5,
-        expected_validation_size=20.0,
-        validation_noise=1.3,
-        loss_clip=0.1,
-        threshold=0.5,
-    ),
-    "dpis": ImportanceSampling(
-        dataset_size=SIZE,
-        wanted_rate=0.25,
-        sample_rate=0.5,
-        first_clip_norm=1.0,
-        noise_multiplier=2.0,
-        norm_noise=10.0,
-        count_noise=5.0,
-        norm_decay=0.5,
-        clip_rate=0.2,
-        clip_target=0.5,
-        releases=RELEASES,
-    ),
-    "dpagd": AdaptiveBudget(
-        rho=10.0,
-        gradient_rho=0.16,
-        selection_rho=0.04,
-        max_grad_norm=1.0,
-        gamma=0.5,
-        candidates=3,
-        first_reach=0.3,
-        refresh_every=2,
-        reach_growth=0.1,
-        loss_clip=3.0,
-        gradient_rate=1.0,
-        loss_rate=1.0,
-        releases=RELEASES,
-    ),
+    **small_mechanisms(RELEASES, rho=10.0, budgeted=RELEASES),
     "matrix": matrix(BandedToeplitz(diagonals=(1.0, 0.5, 0.3, 0.1)), "cyclic-poisson"),
     "matrix, long memory": matrix(BandedToeplitz(diagonals=tuple(0.8**d for d in range(12)))),
     "matrix, buffers": matrix(BufferedLinearToeplitz(decay=(0.8, 0.3), scale=(0.2, 0.1))),
-    "non-private": NonPrivate(batch_size=20, releases=RELEASES),
 }
 REPLAYED = [name for name in MECHANISMS if name != "non-private"]
 
@@ -372,7 +323,7 @@ def test_another_state_begins_another_history(tmp_path):
 
 def test_a_seeded_run_goes_on_with_the_noise_that_comes_next(tmp_path):
     """The journal does not tell the place in a seeded stream: beginning it again would repeat noise."""
-    mechanism = SelectiveRelease(**PLAIN)
+    mechanism = SelectiveRelease(**plain(RELEASES))
     whole = Run(mechanism, tmp_path / "whole" / "kept", ledger=False, seed=5).train()
     stopped = Run(mechanism, tmp_path / "parts" / "kept", ledger=False, seed=5).kept().train(6)
     stopped.engine.close()

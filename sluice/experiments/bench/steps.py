@@ -38,7 +38,7 @@ def make_step(method: str, scenario: Scenario, model: nn.Module, size: int) -> S
     """
     model = copy.deepcopy(model).train()
     if method == OURS[0]:
-        return _release(scenario, model, size)
+        return release_step(scenario, model, size)
     x, y = scenario.batch(size)
     if method in FLOORS:
         return _ordinary(method, scenario, model, x, y)
@@ -74,7 +74,7 @@ def _ordinary(method: str, scenario: Scenario, model: nn.Module, x: Tensor, y: T
     return step
 
 
-def _release(scenario: Scenario, model: nn.Module, size: int) -> Step:
+def release_step(scenario: Scenario, model: nn.Module, size: int) -> Step:
     """Everything that happens in a release with the default settings: sampling, reading, gradients, secure noise, update."""
     records = _RECORDS_PER_BATCH * size
     engine = PrivacyEngine()

@@ -9,7 +9,8 @@ from typing import Any
 from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.data import names as data_set_names
-from sluice.experiments.settings import TrainSettings, epsilon_has_effect, settings_from
+from sluice.experiments.effects import epsilon_has_effect
+from sluice.experiments.settings import TrainSettings, settings_from
 from sluice.experiments.settings_files import assignment
 from sluice.experiments.tables import ablation
 from sluice.experiments.tables.accuracy_printed import DATASETS, has_printed_row

@@ -5,18 +5,18 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy
 
 from sluice._base.errors import InputError
-from sluice.cli.reproduce_accuracy import Request
+from sluice.cli.job_options import CellFlags
 from sluice.cli.reproduce_beta import reproduce_beta
+from sluice.cli.reproduce_options import BetaOptions
 from sluice.experiments.beta.plot import accuracy_png, shares_png
 from sluice.experiments.beta.study import AttemptWatch, Share, lines_of, plan_betas, sampling_for
 from sluice.experiments.beta.texts import as_csv, cells_of, markdown, share_text
-from sluice.experiments.jobs import JobOptions
-from sluice.experiments.tables.accuracy_tables import TABLES
 
 
 def plan(**changes):
@@ -24,24 +24,17 @@ def plan(**changes):
     return plan_betas(**{**chosen, **changes})
 
 
-def request(folder: Path) -> Request:
-    return Request(
-        table=TABLES["same-nets"],
+def options(folder: Path, **changes: Any) -> BetaOptions:
+    return BetaOptions(
         datasets=("digits",),
-        methods=(),
-        epsilons=("3",),
+        betas=("3",),
         seeds=("0",),
-        changes=("releases=3", "batch_size=64", "noise_multiplier=2.0"),
+        looks=changes.pop("looks", 2),
+        records=50,
+        change=("releases=3", "batch_size=64", "noise_multiplier=2.0"),
         tag="small",
         results=folder / "results",
-        work=folder / "work",
-        data_dir=None,
-        output=None,
-        again=False,
-        no_run=False,
-        options=JobOptions(),
-        threads=None,
-        as_json=True,
+        cells=CellFlags(work=folder / "work", as_json=True, **changes),
     )
 
 
@@ -79,7 +72,7 @@ def test_intervals_are_exact(good, evaluated):
 
 
 def test_the_command_runs_stores_and_draws(tmp_path, capsys, monkeypatch):
-    reproduce_beta(request(tmp_path), betas=("3",), looks=2, records=50)
+    reproduce_beta(options(tmp_path))
     answer = json.loads(capsys.readouterr().out)
     gate, coin = answer["lines"]
     assert gate["accepted"]["evaluated"] + gate["rejected"]["evaluated"] > 0
@@ -91,9 +84,9 @@ def test_the_command_runs_stores_and_draws(tmp_path, capsys, monkeypatch):
     assert set(answer["files"]) == {"md", "csv", "digits", "accuracy"}
 
     monkeypatch.setattr("sluice.experiments.tables.accuracy_jobs.run_cell", lambda *a, **o: pytest.fail("run again"))
-    reproduce_beta(request(tmp_path), betas=("3",), looks=2, records=50)
+    reproduce_beta(options(tmp_path))
     assert json.loads(capsys.readouterr().out)["lines"] == answer["lines"]
-    reproduce_beta(replace(request(tmp_path), no_run=True), betas=("3",), looks=3, records=50)
+    reproduce_beta(options(tmp_path, looks=3, no_run=True))
     assert json.loads(capsys.readouterr().out)["stored"] == 1, "the coin's, which is not looked at"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sluice._base.errors import DataError, InputError
 from sluice.cli import reproduce_convergence as command
+from sluice.cli.reproduce_options import ConvergenceOptions
 from sluice.experiments.convergence import study
 from sluice.experiments.convergence.plot import convergence_png
 from sluice.experiments.convergence.problems import Quadratic
@@ -82,11 +83,11 @@ def test_all_settings_have_names_of_their_own_and_steps_that_the_proof_allows():
 
 def test_the_command_writes_what_is_stored(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "settings", lambda: (SMALL, replace(SMALL, beta=None)))
-    options = {"results": tmp_path, "output": tmp_path / "table", "again": False, "options": JobOptions()}
-    command.reproduce_convergence(problems=("quadratic",), seeds=("0",), no_run=False, as_json=True, **options)
+    options = ConvergenceOptions(problems=("quadratic",), seeds=("0",), results=tmp_path, as_json=True)
+    command.reproduce_convergence(options)
     answer = json.loads(capsys.readouterr().out)
     assert answer["not_run"] == 0
     assert [line["paper_share"] is None for line in answer["lines"]] == [False, True]
     assert all((tmp_path / f"table.{kind}").exists() for kind in ("md", "csv", "png"))
     with pytest.raises(InputError, match="problems='cubic'"):
-        command.reproduce_convergence(problems=("cubic",), seeds=("0",), no_run=True, as_json=True, **options)
+        command.reproduce_convergence(replace(options, problems=("cubic",), no_run=True))

@@ -1,0 +1,201 @@
+"""The ordinary loop, and its misuse: each refused with a message that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from sluice._base.errors import InputError
+from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.training.selective_release import GaveUpError
+from small_runs import GATE, RECORDS, Run, blobs
+
+
+def test_schedulers_advance_by_release():
+    run = Run(gate=GATE, lr_scheduler=lambda inner: torch.optim.lr_scheduler.StepLR(inner, 4, 0.5)).loop()
+    assert run.inner.param_groups[0]["lr"] == 0.5 * 0.5**3
+
+
+def test_a_scheduler_that_moves_without_a_release_is_refused():
+    run = Run(gate=GATE, max_physical_batch_size=8)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+
+    def train() -> None:
+        for batch in run.loader:
+            run.step(batch)
+            scheduler.step()
+
+    with pytest.raises(InputError, match=r"make_private\(lr_scheduler=...\)"):
+        train()
+
+
+def test_without_a_gate_a_scheduler_of_ones_own_is_fine():
+    run = Run()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+    for batch in run.loader:
+        run.step(batch)
+        scheduler.step()
+    assert run.inner.param_groups[0]["lr"] == pytest.approx(0.5 * 0.9**12)
+
+
+def test_the_loop_ends_by_itself_and_nothing_goes_beyond_the_budget():
+    run = Run(releases=5).loop()
+    assert run.engine.released == 5
+    assert list(run.loader) == []
+    with pytest.raises(InputError, match="all releases=5 of this run are made"):
+        run.engine._running().draw()
+
+
+def test_epochs_end_the_loader_after_each_pass():
+    run = Run(releases=None, epochs=3)
+    per_epoch = math.ceil(1 / 0.3)
+    for epoch in range(1, 4):
+        run.loop()
+        assert run.engine.released == epoch * per_epoch
+    assert list(run.loader) == []
+
+
+def test_the_loader_tells_its_public_numbers():
+    run = Run(releases=None, epochs=3, sample_rate=None, data=DataLoader(blobs(), batch_size=30))
+    assert (len(run.loader), run.loader.batch_size, run.loader.sample_rate) == (4, 30, 0.25)
+    assert len(run.loader.dataset) == RECORDS
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": CoinGate(probability=0.4)}, {"max_physical_batch_size": 7}])
+def test_step_hooks_are_called_once_for_each_release(options):
+    run = Run(releases=5, **options)
+    called = []
+    run.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: called.append("before"))
+    handle = run.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: called.append("after"))
+    for batch in run.loader:
+        run.step(batch)
+        if called.count("after") == 4:
+            handle.remove()
+    assert called == ["before", "after"] * 4 + ["before"]
+
+
+def test_state_dict_hooks_are_those_of_the_users_optimizer():
+    run = Run()
+    called = []
+    run.optimizer.register_state_dict_pre_hook(lambda optimizer: called.append("saving"))
+    run.optimizer.register_state_dict_post_hook(lambda optimizer, state: called.append("saved"))
+    run.optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: called.append("loading"))
+    run.optimizer.register_load_state_dict_post_hook(lambda optimizer: called.append("loaded"))
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    assert called == ["saving", "saved", "loading", "loaded"]
+
+
+def test_an_attempt_cap_stops_the_run():
+    run = Run(gate=ClippingBiasGate(gate_noise=0.3, beta=3.0, reference_noise=4.0, small_norm=0.0, max_attempts=1))
+    with pytest.raises(GaveUpError, match="max_attempts=1"):
+        run.loop()
+    assert run.engine.released < 12
+
+
+def test_a_module_may_be_called_several_times_for_one_batch():
+    """A discriminator, on records and on made-up samples; a generator is trained through it in evaluation mode."""
+    run = Run(releases=3)
+    generator = nn.Linear(2, 4)
+    for x, _ in run.loader:
+        made_up = generator(torch.randn(len(x), 2))
+        loss = F.softplus(-run.model(x)[:, 0]).mean() + F.softplus(run.model(made_up.detach())[:, 0]).mean()
+        loss.backward()
+        run.optimizer.step()
+        with pytest.raises(InputError, match="a generator by its discriminator"):
+            run.model(made_up)
+        run.model.eval()
+        run.model(generator(torch.randn(run.loader.batch_size, 2)))[:, 0].mean().backward()
+        run.model.train()
+    assert run.engine.released == 3
+    assert generator.weight.grad is not None
+
+
+def test_stepping_twice_is_refused():
+    run = Run()
+    batch = next(iter(run.loader))
+    run.step(batch)
+    with pytest.raises(InputError, match="each batch of the loader allows one step"):
+        run.optimizer.step()
+
+
+def test_a_second_backward_is_refused():
+    run = Run()
+    x, y = next(iter(run.loader))
+    loss = F.cross_entropy(run.model(x), y)
+    loss.backward(retain_graph=True)
+    with pytest.raises(InputError, match=r"backward\(\) ran twice"):
+        loss.backward()
+
+
+def test_a_step_before_backward_is_refused():
+    run = Run()
+    x, _ = next(iter(run.loader))
+    run.model(x)
+    with pytest.raises(InputError, match=r"before loss.backward\(\)"):
+        run.optimizer.step()
+
+
+def test_other_data_than_the_batch_is_refused():
+    run = Run()
+    x, _ = next(iter(run.loader))
+    with pytest.raises(InputError, match="another number of samples"):
+        run.model(x[:-1])
+
+
+def test_an_unwatched_copy_is_refused():
+    run = Run()
+    x, y = next(iter(run.loader))
+    F.cross_entropy(copy.deepcopy(run.model)(x), y).backward()
+    with pytest.raises(InputError, match="saw no forward pass of the private module"):
+        run.optimizer.step()
+
+
+def test_a_skipped_batch_is_refused():
+    run = Run()
+    batches = iter(run.loader)
+    next(batches)
+    with pytest.raises(InputError, match="a batch of the loader was not used"):
+        next(batches)
+
+
+def test_evaluation_in_training_mode_is_refused_and_in_evaluation_mode_is_free():
+    run = Run()
+    batches = iter(run.loader)
+    run.step(next(batches))
+    with pytest.raises(InputError, match=r"call model.eval\(\)"):
+        run.model(torch.zeros(2, 4))
+    with torch.no_grad():
+        run.model(torch.zeros(2, 4))
+    run.model.eval()
+    run.model(torch.zeros(2, 4))
+    run.model.train()
+    run.step(next(batches))
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "assignment"])
+def test_a_parameter_changed_by_hand_is_refused(how):
+    run = Run()
+    batches = iter(run.loader)
+    run.step(next(batches))
+    weight = run.model[0].weight
+    if how == "in place":
+        with torch.no_grad():
+            weight.add_(0.25)
+    elif how == "data":
+        weight.data.mul_(1.5)
+    else:
+        weight.data = weight.data * 1.5
+    with pytest.raises(InputError, match=r"parameter '0.weight' was changed by hand"):
+        run.step(next(batches))
+    run.engine.accept_weights()
+
+
+def test_a_closure_is_refused():
+    with pytest.raises(InputError, match=r"step\(closure\) is not allowed"):
+        Run().optimizer.step(lambda: None)
