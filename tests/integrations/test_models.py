@@ -53,6 +53,18 @@ def test_one_engine_takes_t5s_batches_with_and_without_padding():
         torch.testing.assert_close(engine.norms(x, y, models.record_losses).double(), norms, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_of_transformers_changes_nothing(reentrant):
+    pytest.importorskip("transformers", reason="needs pip install 'sluice[integrations]'")
+    catalog, models = loaded("models_catalog"), loaded("models")
+    model, x = catalog.text("Bert")(5)
+    y = torch.arange(5) % 2
+    expected, _ = models.truth(model.train(), x, y)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    norms = PerSampleGradients(model).norms(x, y, models.record_losses)
+    torch.testing.assert_close(norms.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_masks_are_made_as_ever_outside_recorded_passes():
     masks = pytest.importorskip("transformers.masking_utils", reason="needs pip install 'sluice[integrations]'")
     before = masks.is_tracing
