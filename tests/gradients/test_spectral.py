@@ -128,3 +128,12 @@ def test_the_older_spectral_norm_is_refused_and_what_the_message_says_works(orac
     expected = oracle(plain, x, y, reaching_loss).weighted_sum(torch.ones(5))["0.bias"]
     torch.testing.assert_close(bias.double(), expected, rtol=1e-5, atol=1e-5)
     assert norms.isfinite().all()
+
+
+def test_a_sharded_weight_is_refused_unless_its_norm_is_frozen(monkeypatch):
+    monkeypatch.setattr("sluice.gradients.spectral.is_sharded", lambda parameter: True)
+    model = nn.Sequential(spectral_norm(nn.Linear(4, 3)))
+    with pytest.raises(UnsupportedModuleError, match=r"sharded.*parametrizations\.weight\.eval"):
+        PerSampleGradients(model)
+    model[0].parametrizations.weight.eval()
+    PerSampleGradients(model)
