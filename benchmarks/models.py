@@ -103,8 +103,9 @@ def tried(entry: Entry) -> Outcome:
     largest = expected.max()
     difference = torch.stack([(sums[n].double() - s).square().sum() for n, s in expected_sums.items()]).sum().sqrt()
     error = max(float((norms.double() - expected).abs().max() / largest), float(difference / (largest * len(y))))
-    private = seconds(lambda: gradients.weighted_sum(x, y, record_losses, torch.ones_like))
-    ordinary = seconds(lambda: ordinary_step(model, x, y))
+    private, ordinary = seconds(
+        lambda: gradients.weighted_sum(x, y, record_losses, torch.ones_like), lambda: ordinary_step(model, x, y)
+    )
     return Outcome(entry=entry, parameters=count, way=way_of(gradients), error=error, ratio=private / ordinary)
 
 
@@ -113,14 +114,15 @@ def ordinary_step(model: nn.Module, x: Any, y: Tensor) -> None:
     record_losses(apply(model, x), y).mean().backward()
 
 
-def seconds(step: Callable[[], object], *, repeats: int = 5) -> float:
-    """The least processor time of a few runs."""
-    found = []
+def seconds(*steps: Callable[[], object], repeats: int = 20) -> list[float]:
+    """The least processor time of each over some runs, in turns: other work on the machine meets all of them."""
+    found: list[list[float]] = [[] for _ in steps]
     for _ in range(repeats + 1):
-        start = time.process_time()
-        step()
-        found.append(time.process_time() - start)
-    return min(found[1:])
+        for step, times in zip(steps, found, strict=True):
+            start = time.process_time()
+            step()
+            times.append(time.process_time() - start)
+    return [min(times[1:]) for times in found]
 
 
 def way_of(gradients: PerSampleGradients) -> str:

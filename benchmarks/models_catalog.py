@@ -1,4 +1,4 @@
-"""Forty public architectures, each built from a small configuration, with a batch of random inputs."""
+"""Forty public architectures, one of them with two kinds of batches, each built from a small configuration, with a batch of random inputs."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ def both_sides(rows: int) -> dict[str, Tensor]:
     return {**masked_words(rows), "decoder_input_ids": words(rows)["input_ids"]}
 
 
+def both_sides_unmasked(rows: int) -> dict[str, Tensor]:
+    return {**both_sides(rows), "attention_mask": torch.ones(rows, LENGTH, dtype=torch.int64)}
+
+
 _TEXT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -92,6 +96,11 @@ def hugging_face(
 
 def text(kind: str, task: str = "ForSequenceClassification", **settings: Any) -> Callable[[int], Built]:
     return hugging_face(kind, task, masked_words, **{**_TEXT, **settings})
+
+
+def t5(inputs: Callable[[int], dict[str, Tensor]]) -> Callable[[int], Built]:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    return hugging_face("T5", "ForConditionalGeneration", inputs, **sizes)
 
 
 def vision(kind: str, **settings: Any) -> Callable[[int], Built]:
@@ -202,20 +211,8 @@ ENTRIES: tuple[Entry, ...] = (
     _hf("Phi", text("Phi", task="ForCausalLM")),
     _hf("Mixtral (sparse experts)", text("Mixtral", num_key_value_heads=2, num_local_experts=4)),
     _hf("Mamba", text("Mamba", task="ForCausalLM", state_size=4)),
-    _hf(
-        "T5",
-        hugging_face(
-            "T5",
-            "ForConditionalGeneration",
-            both_sides,
-            vocab_size=VOCABULARY,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=2,
-            num_heads=4,
-        ),
-    ),
+    _hf("T5", t5(both_sides)),
+    _hf("T5, nothing masked", t5(both_sides_unmasked)),
     _hf(
         "BART",
         hugging_face(

@@ -194,6 +194,8 @@ class Watch:
         self._recording: Recording | None = None
         self._follower: Follower | None = None
         self._idle: list[RemovableHandle] = []
+        #: What modules have as a forward of their own, beside that of their class: compiled ones, and those that a library changed.
+        self._forwards: dict[nn.Module, Any] = {}
 
     @property
     def has_vmap(self) -> bool:
@@ -226,6 +228,7 @@ class Watch:
         self._recording = recording
         handles = [register_module_forward_hook(self._after_forward, with_kwargs=True)]
         replaced = [unit for unit in self._units.values() if unit.rule.replaces_forward]
+        self._forwards = {unit.module: unit.module.__dict__.get("forward") for unit in replaced}
         for unit in replaced:
             unit.module.__dict__["forward"] = partial(self._replacement, unit)
         frozen = (*recording.parameters, *self._parts)
@@ -240,7 +243,7 @@ class Watch:
             for parameter in frozen:
                 parameter.requires_grad_(True)
             for unit in replaced:
-                unit.module.__dict__.pop("forward", None)
+                self._put_back_forward(unit.module)
             self._idle.extend(handles)
             while self._idle and not hooks_stay:
                 self._idle.pop().remove()
@@ -302,7 +305,8 @@ class Watch:
             self._recording.count_call(unit.name)
 
     def _replacement(self, unit: Unit, *inputs: Any, **keywords: Any) -> Any:
-        replacement = unit.module.__dict__.pop("forward")
+        replacement = unit.module.__dict__["forward"]
+        self._put_back_forward(unit.module)
         try:
             if not torch.is_grad_enabled() or self._is_followed(unit):
                 return unit.module.forward(*inputs, **keywords)
@@ -310,6 +314,11 @@ class Watch:
                 return unit.rule.record(unit.module, self._call(unit, inputs, keywords, None))
         finally:
             unit.module.__dict__["forward"] = replacement
+
+    def _put_back_forward(self, module: nn.Module) -> None:
+        module.__dict__.pop("forward", None)
+        if self._forwards[module] is not None:
+            module.__dict__["forward"] = self._forwards[module]
 
     def _call(self, unit: Unit, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Call:
         recording = self._recording

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from sluice._base.errors import UnsupportedModuleError
+from sluice.gradients.spectral import STANDING_STILL
 
 
 @contextmanager
@@ -24,16 +25,19 @@ def as_written() -> Iterator[None]:
     - What `torch.compile` made runs its original code.
     - Activation checkpoints keep what they would compute a second time in the backward pass, which nobody would record. A
       chunk of a batch needs little memory in any case.
+    - Spectral norms stand still (`sluice.gradients.spectral`).
+    - Attention masks of transformers stay where nothing is masked: whether a batch has one does not depend on its records.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    checkpoints = {name: getattr(torch.utils.checkpoint, name) for name in _KEEPING}
+    replacements = _replacements()
+    own = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     stance = _original_code()
     torch.backends.mha.set_fastpath_enabled(False)
-    _set_checkpoints(_KEEPING)
+    _put(replacements)
     try:
         yield
     finally:
-        _set_checkpoints(checkpoints)
+        _put(own)
         torch.backends.mha.set_fastpath_enabled(fast_path)
         if stance is not None:
             stance.__exit__(None, None, None)
@@ -101,10 +105,25 @@ def _keeping(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
+def _values_are_not_read(tensor: Any = None) -> bool:
+    """In place of the question whether a model is being traced, when masks must not be left out because of their values."""
+    return True
+
+
 #: What `torch.utils.checkpoint.checkpoint` looks up when it is called, in all versions of torch that Sluice allows.
 _KEEPING: dict[str, Any] = {"CheckpointFunction": _Keeping, "_checkpoint_without_reentrant_generator": _keeping}
 
 
-def _set_checkpoints(functions: dict[str, Any]) -> None:
-    for name, function in functions.items():
-        setattr(torch.utils.checkpoint, name, function)
+def _replacements() -> list[tuple[Any, str, Any]]:
+    """What is replaced: where, the name, and by what."""
+    found: list[tuple[Any, str, Any]] = [(torch.utils.checkpoint, name, new) for name, new in _KEEPING.items()]
+    found.append(STANDING_STILL)
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is not None and hasattr(masks, "is_tracing"):
+        found.append((masks, "is_tracing", _values_are_not_read))
+    return found
+
+
+def _put(functions: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, function in functions:
+        setattr(owner, name, function)

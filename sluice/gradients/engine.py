@@ -19,6 +19,7 @@ from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
 from sluice.gradients.sharding import gathered, is_sharded
+from sluice.gradients.spectral import refuse_sharded_norms
 from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
 from sluice.gradients.validation import refuse_complex, refuse_mixing
 from sluice.gradients.vmap import VmapRule
@@ -59,6 +60,7 @@ class PerSampleGradients:
         self._expected_batch_size = expected_batch_size
         refuse_mixing(module)
         refuse_complex(module)
+        refuse_sharded_norms(module)
         accept_compiled(module)
         with gathered(module):
             self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}

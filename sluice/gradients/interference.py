@@ -35,8 +35,9 @@ def refuse_changing_buffers(model: nn.Module, samples: Samples) -> None:
             raise UnsupportedModuleError(
                 f"Buffer '{name}' changes with every forward pass in training mode. It would carry data that no noise "
                 "protects into later releases, rejected batches included, and into the published model. Replace the "
-                "module by one that keeps no statistics (nn.GroupNorm, nn.LayerNorm), or freeze it with .eval() if "
-                "its state is public (for spectral_norm: layer.parametrizations.weight.eval(), after model.train())."
+                "module by one that keeps no statistics (nn.GroupNorm, nn.LayerNorm; "
+                "torch.nn.utils.parametrizations.spectral_norm for the older torch.nn.utils.spectral_norm), or freeze it with "
+                ".eval(), after model.train(), if its state is public."
             )
 
 

@@ -22,7 +22,15 @@ from sluice.gradients.interference import refuse_changing_buffers, refuse_interf
 from sluice.gradients.losses import Loss, Total, check_loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
-from sluice.gradients.probe import Layout, probing_loss, refuse_routing, seed, takes_channels_last, undisturbed
+from sluice.gradients.probe import (
+    Layout,
+    probing_loss,
+    refuse_deciding,
+    refuse_routing,
+    seed,
+    takes_channels_last,
+    undisturbed,
+)
 from sluice.gradients.synthetic import POOL, Samples, form, inputs_like, signature
 from sluice.gradients.trees import apply, channels_last, tensors_in
 from sluice.gradients.verification import Subject, verify
@@ -176,6 +184,8 @@ class Preparation:
         places = self._subject.probe(samples)
         if check:
             refuse_routing(self._module, self._units, samples, names=self._subject.names)
+            if self._options.example is None:
+                refuse_deciding(self._module, self._units, samples, places, names=self._subject.names)
             refuse_interference(self._subject, samples, places.outputs)
         if check or places.events:
             # What is followed is compared with ordinary backward passes in any case.

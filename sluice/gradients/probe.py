@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sluice._base.errors import UnsupportedModuleError
+from sluice._base.errors import SluiceError, UnsupportedModuleError
 from sluice.gradients.eager import as_written, forget_removed_hooks
-from sluice.gradients.functional.trace import Event, Tracer, UnitCall, events
+from sluice.gradients.functional.trace import Event, NotFollowedError, Tracer, UnitCall, events
 from sluice.gradients.plan import Unit
 from sluice.gradients.synthetic import Samples
 from sluice.gradients.trees import apply, channels_last, leaves_in, tensors_in
@@ -125,18 +126,53 @@ def refuse_routing(
     """
     batches = (samples.few(4), samples.others(4), samples.rows(0, 0, 0, 0), samples.rows(5, 5, 5, 5))
     first, *others = (_seen(model, units, x, names) for x in batches)
+    for other in others:
+        _refuse_difference(first.inputs, other.inputs, units, reason="is called on other shapes")
+
+
+def _refuse_difference(
+    first: Mapping[UnitCall, object], other: Mapping[UnitCall, object], units: Mapping[nn.Module, Unit], *, reason: str
+) -> None:
     # Packed sequences are as long as their samples; their layers find the samples themselves.
     own = {unit.name for unit in units.values() if unit.rule.owns_batch_axis}
-    for other in others:
-        for key in {**first.inputs, **other.inputs}:
-            if key[0] not in own and first.inputs.get(key) != other.inputs.get(key):
-                error = UnsupportedModuleError(
-                    f"Module '{key[0]}' is called on other shapes when samples hold other values, so that what it computes cannot "
-                    f"be recorded in one piece. Set GradientOptions(strategy={{{key[0].rpartition('.')[0]!r}: 'loop'}}) for "
-                    "the module that calls it."
+    for key in {**first, **other}:
+        if key[0] not in own and first.get(key) != other.get(key):
+            error = UnsupportedModuleError(
+                f"Module '{key[0]}' {reason} when samples hold other values, so that what it computes cannot be recorded in one "
+                f"piece. Set GradientOptions(strategy={{{key[0].rpartition('.')[0]!r}: 'loop'}}) for the module that calls it."
+            )
+            error.module = key[0]
+            raise error
+
+
+def refuse_deciding(
+    model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples, usual: Layout, *, names: Mapping[Tensor, str]
+) -> None:
+    """Raise if parameters are used in another way where nothing is masked, or everything.
+
+    A model that leaves out a mask without effect decides for the whole batch by the values of all its records, and what was
+    seen of made-up samples does not hold for such a batch.
+
+    Args:
+        usual: what was found for the samples as they are.
+    """
+    if all(t.is_floating_point() or t.is_complex() for t in tensors_in(samples.pool)):
+        return
+    for value in (0, 1):
+        try:
+            found = layout(model, units, samples.constant(value), names=names)
+        except SluiceError:
+            raise
+        except Exception:  # whatever a model raises on such values: records that hold them would raise it, too
+            continue
+        _refuse_difference(usual.axes, found.axes, units, reason="gets other arguments")
+        for event, other in zip_longest(usual.events, found.events):
+            if event != other:
+                raise NotFollowedError(
+                    (event or other or usual.events[0]).names,
+                    "it is used in another way when samples hold other values, as where a mask that hides nothing is left out. "
+                    "Compute the same functions of parameters whatever samples hold.",
                 )
-                error.module = key[0]
-                raise error
 
 
 def _axes(two: list[torch.Size], three: list[torch.Size]) -> Axes:

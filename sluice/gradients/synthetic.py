@@ -40,6 +40,10 @@ class Samples:
     def few(self, count: int) -> Any:
         return self.rows(*range(count))
 
+    def constant(self, value: int) -> Samples:
+        """Samples whose integers and booleans are all this value: nothing masked, say, or everything."""
+        return Samples(pool=mapped(self.pool, lambda t: t if _kind(t) == "float" else torch.full_like(t, value)))
+
     def others(self, count: int, *, but: int | None = None) -> Any:
         """As many other samples; one of them may be the same, and in the same place, as in `few`."""
         return self.rows(*(i if i == but else POOL // 2 + i for i in range(count)))

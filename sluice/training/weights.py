@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sluice._base.errors import InputError
 from sluice.gradients.sharding import is_sharded, own_part
+from sluice.gradients.spectral import advance
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -39,6 +40,7 @@ class WeightUpdater:
         after_release: Callable[[], None] | None = None,
         observe: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> None:
+        self._module = module
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._before_trial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
@@ -120,9 +122,10 @@ class WeightUpdater:
             parameter.grad = None
 
     def keep(self) -> None:
-        """Take the present weights as released: schedule and average advance."""
+        """Take the present weights as released: schedule, spectral norms and average advance."""
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
+        advance(self._module)
         if self._after_release is not None:
             self._after_release()
         self.remember()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from sluice._base.errors import UnsupportedModuleError
-from sluice.gradients import PerSampleGradients
+from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.engine import Chunk
 from sluice.gradients.loop import LoopCapture
 
@@ -49,9 +49,9 @@ class Checkpointed(nn.Module):
         return checkpoint_sequential(nn.Sequential(nn.Tanh(), nn.ReLU()), 2, x, use_reentrant=self.reentrant)
 
 
-def in_a_loop(model: nn.Module, x, y, loss) -> Chunk:
+def in_a_loop(model: nn.Module, x, y, loss, options: GradientOptions | None = None) -> Chunk:
     """The gradients of a forward and a backward pass by the user."""
-    capture = LoopCapture(PerSampleGradients(model, loss_reduction="mean"), rows=x.shape[0])
+    capture = LoopCapture(PerSampleGradients(model, loss_reduction="mean", options=options), rows=x.shape[0])
     capture.attach()
     try:
         capture.expect(x.shape[0])
@@ -85,7 +85,7 @@ def test_compiled_modules_and_checkpoints_agree_with_plain_ones(oracle, reaching
 def oracle_of(oracle, model, x, y, loss):
     """The oracle asks autograd for some gradients only, which reentrant checkpoints do not allow."""
     plain = copy.deepcopy(model)
-    if isinstance(plain, Checkpointed):
+    if isinstance(plain, Checkpointed) or (isinstance(plain, Words) and plain.reentrant):
         plain.reentrant = False
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
@@ -98,6 +98,65 @@ def test_they_work_in_an_ordinary_loop(oracle, reaching_loss, make):
     chunk = in_a_loop(model, x, y, reaching_loss)
     expected = oracle_of(oracle, model, x, y, reaching_loss)
     torch.testing.assert_close(chunk.norms.double(), expected.norms, rtol=1e-5, atol=1e-6)
+
+
+class Words(nn.Module):
+    """A small transformer whose blocks may be checkpointed."""
+
+    def __init__(self, *, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.places = nn.Parameter(torch.randn(1, 3, 4))
+        self.block: nn.Module = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.words(x) + self.places
+        x = self.block(x) if self.reentrant is None else checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return x.mean(1)
+
+
+def with_compiled_block() -> Words:
+    model = Words()
+    model.block = compiled(model.block)
+    return model
+
+
+TRANSFORMERS = {
+    "reentrant": (lambda: Words(reentrant=True), "block"),
+    "not-reentrant": (lambda: Words(reentrant=False), "block"),
+    "compiled": (lambda: compiled(Words()), ""),
+    "compiled-block": (with_compiled_block, "block"),
+}
+
+
+@pytest.mark.parametrize("way", ["chunks", "loop"])
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize(("make", "part"), TRANSFORMERS.values(), ids=TRANSFORMERS)
+def test_transformers_with_them_agree_whatever_the_strategy(oracle, reaching_loss, make, part, strategy, way):
+    model, x, y = make(), torch.randint(9, (5, 3)), torch.randn(5)
+    expected = oracle_of(oracle, model, x, y, reaching_loss)
+    options = GradientOptions(strategy={} if strategy == "auto" else {part: strategy})
+    if way == "chunks":
+        norms = PerSampleGradients(model, options=options).norms(x, y, reaching_loss)
+    else:
+        norms = in_a_loop(model, x, y, reaching_loss, options).norms
+    torch.testing.assert_close(norms.double(), expected.norms, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "loop"])
+def test_a_forward_of_a_modules_own_is_used_and_stays(oracle, reaching_loss, strategy):
+    model, x, y = nn.Sequential(layers(), nn.Tanh()), torch.randn(5, 4), torch.randn(5)
+    inner = model[0]
+    written = inner.forward
+    inner.forward = own = lambda x: written(2 * x)  # as libraries change modules
+    options = GradientOptions(strategy={"0": strategy})
+    norms = PerSampleGradients(model, options=options).norms(x, y, reaching_loss)
+    assert inner.__dict__["forward"] is own
+    del inner.forward
+    doubled = nn.Sequential(nn.Linear(4, 4, bias=False).requires_grad_(False), model)
+    torch.nn.init.eye_(doubled[0].weight).mul_(2)
+    torch.testing.assert_close(norms.double(), oracle(doubled, x, y, reaching_loss).norms, rtol=1e-5, atol=1e-6)
 
 
 def test_calling_compiled_code_in_an_ordinary_loop_is_refused(reaching_loss):

@@ -60,10 +60,12 @@ class Event:
             gradient goes through.
         inputs: for each tensor among the arguments, where it has the samples.
         outputs: for each tensor of the result, where it has the samples.
+        names: the parameters that it is given, or from which what it is given was computed.
     """
 
     function: Function
     kind: str
+    names: frozenset[str]
     inputs: tuple[Place | None, ...]
     outputs: tuple[Place | None, ...]
 
@@ -156,7 +158,7 @@ def events(two: Tracer, three: Tracer, *, followed: Collection[UnitCall]) -> tup
             second.follow()
         inputs = tuple(place(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
         outputs = tuple(place(x, y) for x, y in zip(a.outputs, b.outputs, strict=True))
-        found.append(Event(function=a.function, kind=kind, inputs=inputs, outputs=outputs))
+        found.append(Event(function=a.function, kind=kind, names=first.names, inputs=inputs, outputs=outputs))
     if next(second, None) is not None:
         raise NotFollowedError(second.names, _CHANGES)
     return tuple(found)
