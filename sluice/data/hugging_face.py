@@ -57,7 +57,7 @@ def _arrays(dataset: Any, target: str | None) -> tuple[np.ndarray, np.ndarray, t
         raise DataError("the Hugging Face data set is empty.")
     chosen = target if target is not None else next((name for name in _TARGETS if name in columns), None)
     inputs = [name for name in columns if name != chosen]
-    if chosen not in columns or not inputs:
+    if chosen is None or chosen not in columns or not inputs:
         raise InputError(
             f"the data set has the columns {', '.join(columns)}: name the one to predict (target=...); at least one other is "
             "needed."
