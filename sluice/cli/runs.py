@@ -87,7 +87,7 @@ def predict(
 
 def _predict_numbers(model: PublishedModel, records: Any, wanted: Any, *, output: Path | None, as_json: bool) -> None:
     from sluice.data.targets import Targets
-    from sluice.runs.public_files import scores_text
+    from sluice.runs.scores import scores_text
 
     found = model.predict(records)
     scores = None
@@ -140,7 +140,7 @@ def report(
     delta: Delta = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write one self-contained HTML page about one run or several: guarantee, accuracy, budget, comparison, audits.
+    """Write one self-contained HTML page about one run or several: guarantee, test results, budget, comparison, audits.
 
     It is made from the public folders alone. The exit code is 1 if something that a run publishes does not hold; the
     page then says what.

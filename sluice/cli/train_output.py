@@ -19,7 +19,9 @@ from sluice.experiments.run import Progress, Training, TrainResult
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of
 from sluice.models import activation_of
-from sluice.runs.public_files import PLOT, Evaluation, scores_text
+from sluice.runs.evaluations import Evaluation
+from sluice.runs.public_files import PLOT
+from sluice.runs.scores import by_name, score_text, score_title, scores_text
 from sluice.runs.trace import TraceRow
 
 _LINES = 10
@@ -114,19 +116,17 @@ def print_result(result: TrainResult) -> None:
     for note in result.notes:
         typer.echo(f"Note: {note}")
     rows: list[tuple[str, str]] = []
-    if result.test_accuracy is not None:
-        rows.append(("test accuracy", f"{100 * result.test_accuracy:.2f} %"))
-    rows += [(f"test {name.replace('_', ' ')}", f"{value:.4g}") for name, value in (result.test_scores or {}).items()]
+    test = by_name(result.test_accuracy, result.test_scores)
+    held_out = by_name(result.held_out_accuracy, result.held_out_scores)
+    rows += [(f"test {score_title(name)}", score_text(name, value)) for name, value in test.items()]
     balanced = balanced_accuracy(result.by_class)
     if balanced is not None:
         rows.append(("balanced accuracy", f"{100 * balanced:.2f} % (the mean over classes)"))
         rows += [("of each class", _class_text(result.by_class))] * (len(result.by_class) <= _CLASSES_SHOWN)
-    if result.held_out_accuracy is not None:
-        rows.append(
-            ("held-out accuracy", f"{100 * result.held_out_accuracy:.2f} % (of private records: not to publish)")
-        )
-    if result.held_out_scores is not None:
-        rows.append(("held-out scores", f"{scores_text(result.held_out_scores)} (of private records: not to publish)"))
+    rows += [
+        (f"held-out {score_title(name)}", f"{score_text(name, value)} (of private records: not to publish)")
+        for name, value in held_out.items()
+    ]
     rows.append(("releases", f"{result.releases:,} of {result.mechanism.releases:,}"))
     rows += _figure_rows(result.mechanism, result.delta)
     rows.append(("delta", f"{result.delta:g}"))
@@ -177,10 +177,7 @@ def _figure_rows(mechanism: Mechanism, delta: float) -> list[tuple[str, str]]:
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:
-    if evaluation.test_scores is None:
-        text = f"test accuracy {100 * (evaluation.test_accuracy or 0):.2f} %"
-    else:
-        text = f"test {scores_text(evaluation.test_scores)}"
+    text = f"test {scores_text(evaluation.scores)}"
     epsilon = evaluation.epsilon_if_planned_to_stop_here
     if epsilon is None:
         return f"{text}, no epsilon is proved"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,17 @@ def read_hugging_face(
 
 
 def _arrays(dataset: Any, target: str | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    if not hasattr(dataset, "__len__"):
+        raise InputError(
+            f"{type(dataset).__name__} is not allowed: it is streamed, and records must be drawn at random. Load it as a whole "
+            "(load_dataset without streaming=True)."
+        )
     columns = list(dataset.column_names)
     if len(dataset) == 0:
         raise DataError("the Hugging Face data set is empty.")
     chosen = target if target is not None else next((name for name in _TARGETS if name in columns), None)
     inputs = [name for name in columns if name != chosen]
-    if chosen not in columns or not inputs:
+    if chosen is None or chosen not in columns or not inputs:
         raise InputError(
             f"the data set has the columns {', '.join(columns)}: name the one to predict (target=...); at least one other is "
             "needed."
@@ -59,7 +65,18 @@ def _arrays(dataset: Any, target: str | None) -> tuple[np.ndarray, np.ndarray, t
     parts = [_column(dataset, name, several=len(inputs) > 1) for name in inputs]
     x = parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
     names = tuple(getattr(dataset.features[chosen], "names", None) or ())
-    return x, np.asarray(dataset.with_format(None)[:][chosen]), names
+    return x, _targets(dataset.with_format(None)[:][chosen], chosen), names
+
+
+def _targets(values: list[Any], name: str) -> np.ndarray:
+    missing = [number for number, value in enumerate(values) if value is None]
+    if missing:
+        raise DataError(f"record {missing[0]} of the data set has nothing in the column {name!r}, the target.")
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"the column {name!r}, the target, has values of several shapes.") from error
+    return found.astype(np.float64) if isinstance(values[0], Decimal) else found
 
 
 def _column(dataset: Any, name: str, *, several: bool) -> np.ndarray:

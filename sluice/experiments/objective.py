@@ -19,8 +19,7 @@ from sluice.experiments.evaluation import outputs
 from sluice.experiments.objective_settings import POISSON, SQUARED, predicts_numbers, range_of
 from sluice.experiments.settings import TrainSettings
 from sluice.models import create_model, create_regressor
-
-SQUARED_ERROR, R_SQUARED, DEVIANCE = "mean_squared_error", "r_squared", "poisson_deviance"
+from sluice.runs.scores import DEVIANCE, R_SQUARED, SQUARED_ERROR
 
 _LARGEST_LOGARITHM = 20.0
 """Where the rate of a count goes on as a straight line: an exponential would soon be infinite, and so would gradients."""
@@ -132,4 +131,4 @@ def _rate(logarithm: Tensor) -> Tensor:
     return logarithm.clamp(max=_LARGEST_LOGARITHM).exp() * (1 + beyond)
 
 
-__all__ = ["DEVIANCE", "R_SQUARED", "SQUARED_ERROR", "Objective", "model_of"]
+__all__ = ["Objective", "model_of"]

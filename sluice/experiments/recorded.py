@@ -13,10 +13,11 @@ from sluice.experiments.evaluation import ClassAccuracy
 from sluice.experiments.mean_release import MEAN
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.mechanism.base import Mechanism
+from sluice.runs.evaluations import read_evaluations
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import mechanism_of, spending
-from sluice.runs.public_files import is_published, read_evaluations
+from sluice.runs.public_files import is_published
 
 HELD_OUT = "held-out.json"
 CLASSES = "classes.json"

@@ -37,9 +37,10 @@ from sluice.mechanism.delta import delta_problem
 from sluice.methods import method_of, planned_mechanism
 from sluice.runs.certificate import FEATURE_STATEMENTS
 from sluice.runs.checkpoint import checkpoint_releases
+from sluice.runs.evaluations import Evaluation
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, LedgerHeader
-from sluice.runs.public_files import Evaluation, PublicFiles, publish
+from sluice.runs.public_files import PublicFiles, publish
 from sluice.runs.trace import TraceFile, TraceRow
 from sluice.training.distributed import join
 from sluice.training.engine import PrivacyEngine
@@ -101,8 +102,7 @@ class Training:
         if checkpoint_every is not None:
             validate.positive_integer(checkpoint_every=checkpoint_every)
         validate.positive_integer(max_physical_batch_size=max_physical_batch_size)
-        self._report = report
-        self._report_private = report_private
+        self._report, self._report_private = report, report_private
         self._observe_attempt = observe_attempt
         self._checkpoint_every = checkpoint_every
         self._piece_size = max_physical_batch_size

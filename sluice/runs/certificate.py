@@ -17,9 +17,11 @@ from sluice._base.files import parse_json, read_bytes, write_atomically
 from sluice._base.rounding import rounded_up
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import delta_problem, records_of
+from sluice.runs.evaluations import read_evaluations
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
+from sluice.runs.scores import score_titles
 
 FORMAT = 1
 
@@ -28,15 +30,6 @@ FEATURE_STATEMENTS = "features.json"
 
 #: How far a recomputed epsilon may lie above the certified one: rounding of another machine, nothing more.
 TOLERANCE = 1e-6
-
-NOT_ACCOUNTED = (
-    "The choice of settings. If several runs were tried on the same records and one was chosen, the others count too: "
-    "verify them together (sluice verify RUN1 RUN2 ...).",
-    "Side channels: how long training took, memory, power, or access to the machine while it ran.",
-    "Test records. Test accuracy is computed on them without noise; they get no protection unless they are public.",
-    "The number of training records and which features and classes they have, which are taken to be public.",
-    "Anything computed from the training records outside this run, such as hand-made vocabularies or normalisation.",
-)
 
 MUST_NOT_BE_PUBLISHED = (
     "The folder private/, as a whole: it is not covered by the guarantee.",
@@ -50,6 +43,21 @@ SEEDED_WARNING = (
     "For experiments only: the noise came from a seed, and whoever knows or guesses the seed can remove it. "
     "No figure below protects anybody."
 )
+
+
+def not_accounted(scores: Sequence[str]) -> list[str]:
+    """What a run's epsilon does not cover, in sentences; ``scores`` are the names of those that it has published."""
+    computed = (
+        f"Test {score_titles(scores)} {'is' if len(scores) == 1 else 'are'}" if scores else "Scores of any kind are"
+    )
+    return [
+        "The choice of settings. If several runs were tried on the same records and one was chosen, the others count too: "
+        "verify them together (sluice verify RUN1 RUN2 ...).",
+        "Side channels: how long training took, memory, power, or access to the machine while it ran.",
+        f"Test records. {computed} computed on them without noise; they get no protection unless they are public.",
+        "The number of training records and which features and classes they have, which are taken to be public.",
+        "Anything computed from the training records outside this run, such as hand-made vocabularies or normalisation.",
+    ]
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -70,8 +78,14 @@ def build_certificate(folder: RunFolder) -> dict[str, Any]:
 
 
 def _certificate(folder: RunFolder, contents: LedgerContents) -> dict[str, Any]:
-    features = statements_about_features(folder, contents)
-    return certificate_of(contents, configuration=folder.config_hash, spent=spending(contents), features=features)
+    evaluations = read_evaluations(folder)
+    return certificate_of(
+        contents,
+        configuration=folder.config_hash,
+        spent=spending(contents),
+        features=statements_about_features(folder, contents),
+        scores=list(evaluations[-1].scores) if evaluations else [],
+    )
 
 
 def statements_about_features(folder: RunFolder, contents: LedgerContents) -> list[str]:
@@ -86,9 +100,19 @@ def statements_about_features(folder: RunFolder, contents: LedgerContents) -> li
 
 
 def certificate_of(
-    contents: LedgerContents, *, configuration: str, spent: PrivacySpent, features: Sequence[str] = ()
+    contents: LedgerContents,
+    *,
+    configuration: str,
+    spent: PrivacySpent,
+    features: Sequence[str] = (),
+    scores: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What the ledger says, and ``features``, sentences about what the model sees, where there are some."""
+    """What the ledger says, and what the run has published beside.
+
+    Args:
+        features: sentences about what the model sees.
+        scores: the names of what is known of the model on test records.
+    """
     header, mechanism = contents.header, mechanism_of(contents.header)
     proved = spent.epsilon is not None
     warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
@@ -123,7 +147,8 @@ def certificate_of(
         "noise_source": header.noise,
         "mechanism": dict(header.mechanism),
         "features": list(features),
-        "not_accounted": list(NOT_ACCOUNTED),
+        "scores": list(scores),
+        "not_accounted": not_accounted(scores),
         "must_not_be_published": list(MUST_NOT_BE_PUBLISHED),
         "verification": {
             "command": "sluice verify RUN",

@@ -9,6 +9,7 @@ from typing import Any
 
 from sluice._base.html_page import bullets, document, figure, named_values
 from sluice._base.rounding import rounded_up
+from sluice.runs.scores import score_titles
 
 Row = tuple[str, str]
 
@@ -160,10 +161,12 @@ def _released(certificate: Mapping[str, Any]) -> Section:
     rows += [(f"sha256 of {name}", digest) for name, digest in released["files"].items()]
     if not released["files"]:
         rows.append(("Files", "none in the ledger yet"))
+    scores = score_titles(certificate.get("scores", ()))
+    beside = f"the settings, and test {scores}" if scores else "and the settings"
     return Section(
         title="What was released",
         paragraphs=(
-            "The updates of the model, and hence the model after each of them, the settings, and test accuracy. "
+            f"The updates of the model, and hence the model after each of them, {beside}. "
             "Attempts that were rejected are not released in any form.",
         ),
         rows=tuple(rows),

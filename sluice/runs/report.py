@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from sluice._base.html_page import document, figure, wide_table
-from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, LinePlot
+from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, Point
 from sluice._base.rounding import rounded_up
 from sluice.runs.certificate import audit_of, build_certificate, spent_on_audit
 from sluice.runs.epsilon_plot import epsilon_plot
+from sluice.runs.evaluations import Evaluation, main_score, over_epsilon, read_evaluations
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents
 from sluice.runs.pages import headline, html_sections
 from sluice.runs.privacy_spent import PrivacySpent
-from sluice.runs.public_files import Evaluation, read_evaluations, scores_text
+from sluice.runs.scores import drawn, score_plot, score_text, score_title, scores_text
 from sluice.runs.verify import Verification, verify_together
 
 TITLE = "Privacy report"
@@ -54,6 +55,11 @@ class _Reported:
     evaluations: Sequence[Evaluation]
 
     @property
+    def scores(self) -> Mapping[str, float]:
+        """What the model scores on test records after the last release that was evaluated, by name."""
+        return self.evaluations[-1].scores if self.evaluations else {}
+
+    @property
     def anchor(self) -> str:
         return "run-" + "".join(letter if letter.isalnum() else "-" for letter in self.name)
 
@@ -78,7 +84,7 @@ def report_page(paths: Sequence[Path], *, delta: float | None = None) -> tuple[s
         *([_contents_list(runs)] if len(runs) > 1 else []),
         "<main>",
         _section("At a glance", _comparison(runs)),
-        _section("Test accuracy over epsilon", _accuracy(runs)),
+        *_scores_over_epsilon(runs),
         _section("Privacy budgets", "".join(map(_budget, runs))),
         *(_article(run) for run in runs),
         "</main>",
@@ -143,15 +149,16 @@ def _section(title: str, content: str) -> str:
 
 
 def _comparison(runs: Sequence[_Reported]) -> str:
-    scored = any(each.test_scores for run in runs for each in run.evaluations)
-    reached = "Test result" if scored else "Test accuracy"
+    shown = {tuple(run.scores) for run in runs if run.scores}
+    only = next(iter(shown))[0] if len(shown) == 1 and len(next(iter(shown))) == 1 else None
+    reached = "Test result" if only is None else f"Test {score_title(only)}"
     columns = ("Run", "Data", "Method", "Epsilon", "Delta", "Updates", reached, "Audit", "Checks")
     rows = [
         (
             f'<a href="#{run.anchor}">{escape(run.name)}</a>',
             escape(str(run.config.get("dataset", "-"))),
             escape(str(run.config.get("method", "-"))),
-            *(escape(cell) for cell in (*_privacy_cells(run), _final_accuracy(run), _audit_cell(run))),
+            *(escape(cell) for cell in (*_privacy_cells(run), _reached(run, only), _audit_cell(run))),
             "all hold" if run.verification.holds else "<strong>FAIL</strong>",
         )
         for run in runs
@@ -168,11 +175,11 @@ def _privacy_cells(run: _Reported) -> tuple[str, str, str]:
     return epsilon + seeded, f"{spent.delta:g}", f"{contents.spent:,} of {contents.header.planned_releases:,}"
 
 
-def _final_accuracy(run: _Reported) -> str:
-    if not run.evaluations:
+def _reached(run: _Reported, only: str | None = None) -> str:
+    """What a run's model scores on test records, without the name where ``only`` one is shown."""
+    if not run.scores:
         return "-"
-    last = run.evaluations[-1]
-    return scores_text(last.test_scores) if last.test_scores else f"{last.test_accuracy or 0:.2%}"
+    return scores_text(run.scores) if only is None else score_text(only, run.scores[only])
 
 
 def _audit_cell(run: _Reported) -> str:
@@ -182,41 +189,37 @@ def _audit_cell(run: _Reported) -> str:
     return f"{'refuted' if result['refuted'] else 'not refuted'}, at least {float(result['lower_bound']):.2f}"
 
 
-def _accuracy(runs: Sequence[_Reported]) -> str:
-    lines = [line for number, run in enumerate(runs) for line in _accuracy_line(run, number, named=len(runs) > 1)]
+def _scores_over_epsilon(runs: Sequence[_Reported]) -> list[str]:
+    """A plot for each score that runs are judged by: those of classes and those of numbers do not compare."""
+    lines: dict[str, list[Line]] = {}
+    for number, run in enumerate(runs):
+        score, points = main_score(run.evaluations), over_epsilon(run.evaluations)
+        if score is not None and points:
+            lines.setdefault(score, []).append(_line(run, drawn(points, score), number, named=len(runs) > 1))
     if not lines:
-        return "<p>No run has published a test accuracy at a proved epsilon.</p>"
-    values = [y for line in lines for _, y in line.points]
-    margin = 0.15 * (max(values) - min(values)) or 1.0
-    plot = LinePlot(
-        x_label="epsilon of a run planned to stop there",
-        y_label="test accuracy [%]",
-        bottom=min(values) - margin,
-        top=max(values) + margin,
-        lines=lines,
-    ).as_svg()
-    said = "; ".join(f"{run.name}: {_final_accuracy(run)} at epsilon {_privacy_cells(run)[0]}" for run in runs)
-    return figure(plot, label=f"Test accuracy over epsilon. At the end, {said}.")
+        return [_section("Test results over epsilon", "<p>No run has published a test result at a proved epsilon.</p>")]
+    return [_section(f"Test {score_title(score)} over epsilon", _plot(runs, score, lines[score])) for score in lines]
 
 
-def _accuracy_line(run: _Reported, number: int, *, named: bool) -> list[Line]:
-    points = [
-        (each.epsilon_if_planned_to_stop_here, 100 * each.test_accuracy)
-        for each in run.evaluations
-        if each.epsilon_if_planned_to_stop_here is not None and each.test_accuracy is not None
-    ]
-    if not points:
-        return []
-    return [
-        Line(
-            points=points,
-            color=_COLORS[number % len(_COLORS)],
-            dash=_DASHES[number // len(_COLORS) % len(_DASHES)] if number >= len(_COLORS) else _DASHES[number % 3],
-            width=2.0,
-            radius=3.0,
-            label=run.name if named else "",
-        )
-    ]
+def _plot(runs: Sequence[_Reported], score: str, lines: Sequence[Line]) -> str:
+    plot = score_plot(lines, score=score, x_label="epsilon of a run planned to stop there")
+    said = "; ".join(
+        f"{run.name}: {score_text(score, run.scores[score])} at epsilon {_privacy_cells(run)[0]}"
+        for run in runs
+        if score in run.scores
+    )
+    return figure(plot, label=f"Test {score_title(score)} over epsilon. At the end, {said}.")
+
+
+def _line(run: _Reported, points: Sequence[Point], number: int, *, named: bool) -> Line:
+    return Line(
+        points=points,
+        color=_COLORS[number % len(_COLORS)],
+        dash=_DASHES[number // len(_COLORS) % len(_DASHES)] if number >= len(_COLORS) else _DASHES[number % 3],
+        width=2.0,
+        radius=3.0,
+        label=run.name if named else "",
+    )
 
 
 def _budget(run: _Reported) -> str:

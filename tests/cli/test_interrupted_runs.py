@@ -34,7 +34,7 @@ SEEDED = [*UNSEEDED, "--seed", "3"]
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Drawing would be most of the time.
-    monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: f"<svg>{points}</svg>")
+    monkeypatch.setattr(publication, "score_svg", lambda points, *, score, delta: f"<svg>{points}</svg>")
     monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: f"<svg>{contents.head}</svg>")
 
 

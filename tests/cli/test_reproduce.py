@@ -69,7 +69,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     # Drawing would be most of the time.
-    monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
+    monkeypatch.setattr(publication, "score_svg", lambda points, *, score, delta: "<svg/>")
     monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: "<svg/>")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +81,74 @@ def test_classes_and_numbers_do_not_go_together(tmp_path):
         load("digits", target_kind="number")
     with pytest.raises(InputError, match="target_kind are for files"):
         load(torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.zeros(4)), target_kind="number")
+
+
+PRICES = {
+    "floats": [1.5 * i for i in range(40)],
+    "integers": list(range(40)),
+    "decimals": [Decimal(i) / 4 for i in range(40)],
+    "booleans": [i % 2 == 0 for i in range(40)],
+}
+
+
+@pytest.mark.parametrize("kind", PRICES)
+def test_a_parquet_file_has_its_target_column_as_numbers(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet is read by pyarrow: pip install 'sluice[tables]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "own.parquet"
+    parquet.write_table(pyarrow.table({"a": list(range(40)), "price": PRICES[kind]}), path)
+    data = load(path, target="price", target_kind="number", test_fraction=0)
+    assert data.classes == ()
+    assert torch.equal(data.train.labels, torch.tensor([float(each) for each in PRICES[kind]]))
+    assert data.train.input_shape == (1,)
+
+
+def test_a_parquet_file_without_a_number_for_each_record_is_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet is read by pyarrow: pip install 'sluice[tables]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "own.parquet"
+    for bad, said in [
+        ([1.0, None] * 20, "record 2 has nothing in the column 'price', the target"),
+        (["dear", "cheap"] * 20, "holds no numbers"),
+        ([date(2020, 1, 1)] * 40, "holds no numbers"),
+        ([[1.0, 2.0]] * 40, "holds no numbers"),
+        ([1.0, math.inf] * 20, "target 1 is inf"),
+    ]:
+        parquet.write_table(pyarrow.table({"a": list(range(40)), "price": bad}), path)
+        with pytest.raises(DataError, match=said):
+            load(path, target="price", target_kind="number")
+
+
+@pytest.mark.parametrize("kind", PRICES)
+@pytest.mark.parametrize("form", [None, "torch", "numpy"])
+def test_a_hugging_face_data_set_has_its_target_column_as_numbers(kind, form):
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    whole = datasets.Dataset.from_dict({"a": [i / 2 for i in range(40)], "price": PRICES[kind]}).with_format(form)
+    data = load(whole, target="price", target_kind="count", test_fraction=0)
+    assert data.classes == ()
+    assert torch.equal(data.train.labels, torch.tensor([float(each) for each in PRICES[kind]]))
+    parts = load(whole.train_test_split(10, seed=0), target="price", target_kind="number")
+    assert (len(parts.train), len(parts.test)) == (30, 10)
+    assert parts.test.labels.dtype == torch.float32
+
+
+def test_a_hugging_face_data_set_without_a_number_for_each_record_is_refused():
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    for bad, said in [
+        ([1.0, None] * 20, "record 1 of the data set has nothing in the column 'price', the target"),
+        (["dear", "cheap"] * 20, "holds no numbers"),
+        ([[1.0, 2.0]] * 40, "targets must be one row of numbers"),
+        ([[1.0], [1.0, 2.0]] * 20, "'price', the target, has values of several shapes"),
+        ([1.0, math.inf] * 20, "target 1 is inf"),
+    ]:
+        whole = datasets.Dataset.from_dict({"a": list(range(40)), "price": bad})
+        with pytest.raises(DataError, match=said):
+            load(whole, target="price", target_kind="number")
+    named = datasets.Dataset.from_dict(
+        {"a": list(range(40)), "price": [0, 1] * 20},
+        features=datasets.Features({"a": datasets.Value("int64"), "price": datasets.ClassLabel(names=["u", "v"])}),
+    )
+    with pytest.raises(InputError, match="a declared ClassLabel"):
+        load(named, target="price", target_kind="number")
+    with pytest.raises(InputError, match="is streamed"):
+        load(named.to_iterable_dataset(), target="price", target_kind="number")

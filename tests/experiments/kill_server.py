@@ -23,13 +23,13 @@ import torch
 import sluice.runs.certificate
 import sluice.runs.epsilon_plot
 import sluice.runs.pages
+from sluice._base.line_plot import Point
 from sluice.data import DataSplits, load
 from sluice.experiments import judge
 from sluice.experiments import run as training
 from sluice.experiments.run import Progress, Training, recorded_run
 from sluice.experiments.settings import settings_from
 from sluice.runs import public_files as publication
-from sluice.runs.accuracy import AccuracyPoint
 from sluice.runs.ledger_entries import LedgerContents
 from sluice.training import keeping
 from sluice.training.selective_release import AcceptedBatch, SelectiveReleaseExecutor
@@ -40,11 +40,11 @@ def fake_plots() -> None:
     def epsilon_plot(contents: LedgerContents) -> str:
         return f"<svg>{contents.spent} {contents.head}</svg>"
 
-    def accuracy_svg(points: list[AccuracyPoint], *, delta: float) -> str:
-        return f"<svg>{points} {delta}</svg>"
+    def score_svg(points: list[Point], *, score: str, delta: float) -> str:
+        return f"<svg>{points} {score} {delta}</svg>"
 
     sluice.runs.epsilon_plot.epsilon_plot = epsilon_plot
-    publication.accuracy_svg = accuracy_svg
+    publication.score_svg = score_svg
 
 
 def log_updates(log: str) -> None:

@@ -17,16 +17,17 @@ from typer.testing import CliRunner
 from sluice._base.errors import DataError, InputError
 from sluice.cli import app
 from sluice.data import load
-from sluice.experiments.objective import DEVIANCE, R_SQUARED, SQUARED_ERROR, Objective
+from sluice.experiments.objective import Objective
 from sluice.experiments.preparing import prepare
 from sluice.experiments.published import load_model
 from sluice.experiments.recorded import recorded_run
 from sluice.experiments.rehearsal import Rehearsal
 from sluice.experiments.run import Training, TrainResult
 from sluice.experiments.settings import TrainSettings, settings_from, settings_of
+from sluice.runs.evaluations import read_evaluations
 from sluice.runs.folder import RunFolder
-from sluice.runs.public_files import read_evaluations
 from sluice.runs.report import report_page
+from sluice.runs.scores import DEVIANCE, R_SQUARED, SQUARED_ERROR
 
 SMALL = {"releases": 12, "batch_size": 100, "noise_multiplier": 1.0, "accountant": "rdp", "seed": 1, "gate": "none"}
 SQUARED, POISSON = Objective(loss="squared"), Objective(loss="poisson")
@@ -117,15 +118,19 @@ def test_counts_are_learnt_and_the_screen_and_the_report_say_so(own, tmp_path):
         app, ["train", f"--dataset={own['poisson']}", "--loss=poisson", f"--run={run}", *options]
     )
     assert shown.exit_code == 0, shown.output
-    assert "test poisson deviance" in shown.output
-    assert "accuracy" not in shown.stdout
+    assert "test Poisson deviance" in shown.output
+    assert "accuracy" not in shown.output.replace("accuracy.svg", "")
     evaluations = read_evaluations(RunFolder.look(run))
     deviances = [(each.test_scores or {})[DEVIANCE] for each in evaluations]
     assert deviances[-1] < 0.7 * deviances[0]
     page, holds = report_page([Path(run)], delta=None)
     assert holds
-    assert "Test result" in page
-    assert f"poisson deviance {deviances[-1]:.4g}" in page
+    assert "Test Poisson deviance" in page
+    assert f">{deviances[-1]:.4g}<" in page
+    for path in sorted(Path(run, "public").iterdir()):
+        if path.suffix in (".md", ".html", ".svg"):
+            assert "ccuracy" not in path.read_text(), path
+    assert "test Poisson deviance" in Path(run, "public", "accuracy.svg").read_text()
     said = json.loads(CliRunner().invoke(app, ["predict", run, str(own["poisson"]), "--json"]).stdout)
     assert len(said["predictions"]) == 600
     assert min(said["predictions"]) > 0

@@ -2,17 +2,26 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
 
 from sluice import PrivacyEngine
-from sluice.mechanism.delta import DeltaWarning, delta_problem, records_of
+from sluice.cli import app
+from sluice.experiments.settings import settings_from
+from sluice.mechanism.delta import DeltaWarning, delta_problem, records_of, warn_of_delta
 from sluice.mechanism.scaling import Clip
 from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.methods import METHODS, planned_mechanism
+from sluice.runs.certificate import certificate_of, read_certificate
+from sluice.runs.folder import RunFolder
+from sluice.runs.ledger_entries import GENESIS, LedgerHeader, encode_line, parse_ledger
+from sluice.runs.privacy_spent import spending
 
 
 @given(st.integers(1, 10**9), st.floats(1e-12, 0.999))
@@ -62,3 +71,50 @@ def test_the_engine_warns_where_epsilon_is_asked_for(delta, warns):
         assert any(issubclass(each.category, DeltaWarning) for each in caught) == warns
     engine.close()
     other.close()
+
+
+PLANS = {
+    method: settings_from({"method": method, "releases": 4})
+    for method in METHODS
+    if method not in ("non-private", "dpsr-cg-paper")  # for which nothing is proved, so that delta has no meaning
+} | {
+    f"matrix, {batches}": settings_from({"method": "matrix", "releases": 60, "options": {"batches": batches}})
+    for batches in ("poisson", "balls-in-bins")
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_method_is_questioned_by_the_library_and_in_the_certificate(name):
+    mechanism = planned_mechanism(PLANS[name], dataset_size=1437)
+    assert mechanism.provable
+    assert records_of(mechanism) == 1437
+    for delta, wrong in ((1e-3, delta_problem(1e-3, records=1437)), (1e-5, None)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_of_delta(delta, mechanism)
+        assert [str(each.message) for each in caught] == ([wrong] if wrong else [])
+        header = LedgerHeader(
+            mechanism=mechanism.to_dict(), delta=delta, accountant=mechanism.accountants[0], configuration="ab" * 32
+        )
+        contents = parse_ledger(encode_line(header, previous=GENESIS)[0], where="test")
+        certificate = certificate_of(contents, configuration="ab" * 32, spent=spending(contents))
+        assert certificate["warnings"] == ([wrong] if wrong else [])
+
+
+def test_a_plan_of_dpagd_without_the_number_of_records_is_read_as_it_was_written():
+    mechanism = planned_mechanism(PLANS["dpagd"], dataset_size=1437)
+    earlier = {name: value for name, value in mechanism.to_dict().items() if name != "dataset_size"}
+    assert records_of(type(mechanism).from_dict(earlier)) is None
+    assert type(mechanism).from_dict(earlier).to_dict() == earlier
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dpagd"])
+def test_a_run_is_questioned_on_the_screen_and_in_its_certificate(method, tmp_path):
+    data, run = tmp_path / "own.npz", tmp_path / "run"
+    rng = np.random.default_rng(0)
+    np.savez(data, x=rng.normal(size=(100, 3)).astype(np.float32), y=rng.integers(0, 2, 100))
+    options = [f"--dataset={data}", f"--method={method}", "--releases=2", "--delta=0.05", "--seed=1"]
+    shown = CliRunner().invoke(app, ["train", f"--run={run}", *options])
+    assert shown.exit_code == 0, shown.output
+    assert "delta=0.05 is not below 1/N" in " ".join(shown.output.split())
+    assert any("is not below 1/N" in each for each in read_certificate(RunFolder.look(run))["warnings"])

@@ -5,12 +5,14 @@ from html.parser import HTMLParser
 
 import pytest
 
+from sluice._base.errors import DataError
 from sluice._base.rounding import rounded_up
 from sluice.cli import main
 from sluice.runs.certificate import build_certificate, write_certificate
+from sluice.runs.evaluations import Evaluation
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import joint_spending
-from sluice.runs.public_files import Evaluation, PublicFiles
+from sluice.runs.public_files import PublicFiles
 from sluice.runs.report import report_page
 
 
@@ -62,10 +64,45 @@ def test_one_run_is_reported_with_its_certificate(make_run):
     page = Page(text)
     said = " ".join(page.texts)
     assert rounded_up(build_certificate(folder)["privacy"]["epsilon"]) in said
-    assert "87.50%" in said
+    assert "87.50 %" in said
     assert "What must not be published" in said
     assert page.loaded == []
     assert all(link.removeprefix("#") in page.ids for link in page.links)
+
+
+def test_scores_of_numbers_are_drawn_under_their_own_names_apart_from_accuracy(make_run):
+    folders = [with_accuracy(make_run("classes"), 0.5, 0.875), make_run("numbers")]
+    files = PublicFiles(folders[1], delta=1e-5)
+    for number, error in enumerate((9.0, 4.0), start=1):
+        scores = {"mean_squared_error": error, "r_squared": 1 - error / 10}
+        files.add(Evaluation(release=number, epsilon_if_planned_to_stop_here=0.1 * number, test_scores=scores))
+    files.publish_certificate()
+    said = " ".join(Page(report_page([each.path for each in folders])[0]).texts)
+    assert "Test accuracy over epsilon" in said
+    assert "Test mean squared error over epsilon" in said
+    assert "accuracy 87.50 %" in said
+    assert "mean squared error 4, R squared 0.6" in said
+    alone = report_page([folders[1].path])[0]
+    assert "ccuracy" not in alone
+    plot = (folders[1].public / "accuracy.svg").read_text()
+    assert "test mean squared error<" in plot
+    assert "accuracy" not in plot
+    for page in ("certificate.md", "certificate.html", "certificate.json"):
+        text = (folders[1].public / page).read_text()
+        assert "ccuracy" not in text
+        assert "Test mean squared error and R squared are computed on them without noise" in text
+    assert (
+        "the settings, and test mean squared error and R squared." in (folders[1].public / "certificate.md").read_text()
+    )
+
+
+@pytest.mark.parametrize("scores", [{"mean_squared_error": "4"}, {"r_squared": True}, 7])
+def test_scores_that_are_no_numbers_are_refused(make_run, scores):
+    folder = make_run()
+    line = {"release": 1, "epsilon_if_planned_to_stop_here": 0.1, "test_scores": scores}
+    folder.accuracy_path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(DataError, match="line 1: scores must be numbers"):
+        build_certificate(folder)
 
 
 def test_several_runs_are_compared_and_composed(make_run):

@@ -28,6 +28,7 @@ from sluice.runs.ledger_entries import (
 from sluice.runs.privacy_spent import spending
 
 HASH = "ab" * 32
+LATER = {"scores"}  # not in the certificates of version 0.1.0, which stay valid
 OPEN = {("mechanism",), ("versions",), ("released", "files")}
 """Objects whose keys the schemas leave open: the codec checks the first by its class, the others hold any names."""
 
@@ -95,7 +96,8 @@ def assert_fits(data: dict[str, Any], described: dict[str, Any], whole: dict[str
     validator = jsonschema.Draft202012Validator(whole)
     validator.validate(data)
     for written, listed in closed_objects(data, described):
-        assert set(written) == set(listed["properties"]) == set(listed["required"])
+        assert set(written) == set(listed["properties"])
+        assert set(listed["required"]) == set(written) - LATER
         assert listed["additionalProperties"] is False
     for place in leaves(data):
         assert not validator.is_valid(with_wrong_type(data, place)), place

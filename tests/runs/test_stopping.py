@@ -19,11 +19,11 @@ from sluice._base.line_plot import BLUE
 from sluice.accounting.rdp_accountant import SelectiveRdpAccountant
 from sluice.runs.certificate import build_certificate, read_certificate, schema, write_certificate
 from sluice.runs.epsilon_plot import epsilon_plot
+from sluice.runs.evaluations import Evaluation, read_evaluations
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 from sluice.runs.pages import html_page, markdown_page
 from sluice.runs.privacy_spent import epsilon_over_releases, mechanism_of, spending
-from sluice.runs.public_files import Evaluation, read_evaluations
 from sluice.runs.verify import verify_run, verify_together
 
 EARLIER = Path(__file__).parent / "earlier"

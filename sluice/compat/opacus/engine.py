@@ -12,18 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.compat.opacus.accountants import known_accountant
 from sluice.compat.opacus.optimizers import DPOptimizer
 from sluice.compat.opacus.setup import Setup, remember
-from sluice.compat.opacus.translation import Bounds, Keywords
 from sluice.compat.opacus.validators import ModuleValidator
 from sluice.mechanism.clipped_release import ClippedRelease
 from sluice.mechanism.clipping import Schedule
 from sluice.training.engine import PrivacyEngine as Engine
 from sluice.training.loop import PrivateLoader
-from sluice.training.options import TrainingOptions
 
 _STATE = "sluice_state_dict"
 
@@ -91,39 +88,32 @@ class PrivacyEngine:
             Module (the very one that was given), optimizer, loader; with ``grad_sample_mode="ghost"`` the criterion between the
             last two, as in Opacus; without ``wrap_model`` an object with ``cleanup()`` in the module's place.
         """
-        keywords = Keywords(
-            poisson_sampling=poisson_sampling,
-            batch_first=batch_first,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
-        )
-        validate.positive(noise_multiplier=noise_multiplier)
         setup = Setup(
             module=module,
             optimizer=optimizer,
+            criterion=criterion,
             data_loader=data_loader,
-            bounds=Bounds(
-                clipping=clipping,
-                max_grad_norm=max_grad_norm,
-                schedule=clip_schedule,
-                target_unclipped_quantile=target_unclipped_quantile,
-                clipbound_learning_rate=clipbound_learning_rate,
-                unclipped_num_std=unclipped_num_std,
-                max_clipbound=max_clipbound,
-                min_clipbound=min_clipbound,
-            ),
             noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            target_unclipped_quantile=target_unclipped_quantile,
+            clipbound_learning_rate=clipbound_learning_rate,
+            unclipped_num_std=unclipped_num_std,
+            max_clipbound=max_clipbound,
+            min_clipbound=min_clipbound,
             noise_schedule=noise_schedule,
-            noise_generator=self._insecure(noise_generator),
-            options=TrainingOptions(
-                loss_reduction=loss_reduction,
-                max_physical_batch_size=max_physical_batch_size,
-                ledger=ledger,
-                ledger_delta=ledger_delta,
-            ),
+            clip_schedule=clip_schedule,
+            max_physical_batch_size=max_physical_batch_size,
+            ledger=ledger,
+            ledger_delta=ledger_delta,
         )
-        private = self._begin(setup, setup.planned(epochs))
-        return keywords.results(*private, criterion=criterion, engine=self.engine)
+        return self._begin(setup, setup.planned(epochs))
 
     def make_private_with_epsilon(
         self,
@@ -160,56 +150,43 @@ class PrivacyEngine:
         Args:
             noise_multiplier: in place of ``epochs``: the loader then ends where the budget does.
         """
-        keywords = Keywords(
-            poisson_sampling=poisson_sampling,
-            batch_first=batch_first,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
-        )
-        if (epochs is None) == (noise_multiplier is None):
-            raise InputError(
-                f"epochs={epochs}, noise_multiplier={noise_multiplier} is not allowed: give epochs to have the noise chosen, or "
-                "the noise to train for as long as the budget lasts."
-            )
-
         setup = Setup(
             module=module,
             optimizer=optimizer,
+            criterion=criterion,
             data_loader=data_loader,
-            bounds=Bounds(
-                clipping=clipping,
-                max_grad_norm=max_grad_norm,
-                schedule=clip_schedule,
-                target_unclipped_quantile=target_unclipped_quantile,
-                clipbound_learning_rate=clipbound_learning_rate,
-                unclipped_num_std=unclipped_num_std,
-                max_clipbound=max_clipbound,
-                min_clipbound=min_clipbound,
-            ),
             noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            target_unclipped_quantile=target_unclipped_quantile,
+            clipbound_learning_rate=clipbound_learning_rate,
+            unclipped_num_std=unclipped_num_std,
+            max_clipbound=max_clipbound,
+            min_clipbound=min_clipbound,
             noise_schedule=noise_schedule,
-            noise_generator=self._insecure(noise_generator),
-            options=TrainingOptions(
-                loss_reduction=loss_reduction,
-                max_physical_batch_size=max_physical_batch_size,
-                ledger=ledger,
-                ledger_delta=target_delta,
-                ledger_target=target_epsilon,
-            ),
+            clip_schedule=clip_schedule,
+            max_physical_batch_size=max_physical_batch_size,
+            ledger=ledger,
+            ledger_delta=target_delta,
+            ledger_target=target_epsilon,
         )
         mechanism = setup.within(epsilon=target_epsilon, delta=target_delta, epochs=epochs, accountant=self._name)
-        return keywords.results(*self._begin(setup, mechanism), criterion=criterion, engine=self.engine)
+        return self._begin(setup, mechanism)
 
-    def _insecure(self, generator: torch.Generator | None) -> torch.Generator | None:
-        if generator is not None and self.secure_mode:
+    def _begin(self, setup: Setup, mechanism: ClippedRelease) -> tuple[Any, ...]:
+        """Set the run up; what `make_private` returns."""
+        if self._engine is not None:
+            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
+        if setup.noise_generator is not None and self.secure_mode:
             raise InputError(
                 "noise_generator is not allowed with secure_mode=True: whoever knows its seed can undo the noise."
             )
-        return generator
-
-    def _begin(self, setup: Setup, mechanism: ClippedRelease) -> tuple[nn.Module, DPOptimizer, PrivateLoader]:
-        if self._engine is not None:
-            raise InputError("this engine already drives a run: make a new PrivacyEngine for another one.")
         engine = Engine(accountant=self._name, seed=setup.seed)
         engine.make_private_by(
             mechanism,
@@ -221,7 +198,8 @@ class PrivacyEngine:
         module, optimizer, loader = engine.ordinary_loop(releases_per_pass=setup.per_epoch)
         self._engine = engine
         remember(loader, setup.source)
-        return module, DPOptimizer(optimizer, mechanism=mechanism, max_grad_norm=setup.bounds.max_grad_norm), loader
+        private = DPOptimizer(optimizer, mechanism=mechanism, max_grad_norm=setup.max_grad_norm)
+        return setup.results(module, private, loader, engine=engine)
 
     def get_epsilon(self, delta: float) -> float:
         """What the releases so far cost if their number was fixed in advance, as in Opacus."""

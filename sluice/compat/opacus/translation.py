@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from sluice._base import validate
 from sluice._base.errors import InputError
-from sluice.compat.opacus.optimizers import DPOptimizer
 from sluice.mechanism.clipping import Clipping, FlatClipping, LayerClipping, QuantileClipping, Schedule
 from sluice.training.clipped_release import layers_of
 from sluice.training.engine import PrivacyEngine as Engine
-from sluice.training.loop import PrivateLoader
 
 CLIPPING = ("flat", "per_layer", "adaptive")
 
@@ -23,46 +20,29 @@ CLIPPING = ("flat", "per_layer", "adaptive")
 MODES = ("hooks", "functorch", "ew", "ghost")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Keywords:
-    """Those of Opacus's make_private that change nothing here, or are refused."""
-
-    poisson_sampling: bool
-    batch_first: bool
-    grad_sample_mode: str
-    wrap_model: bool = True
-
-    def results(
-        self, module: nn.Module, optimizer: DPOptimizer, loader: PrivateLoader, *, criterion: Any, engine: Engine
-    ) -> tuple[Any, ...]:
-        """What make_private returns, by its mode."""
-        first = module if self.wrap_model else Hooks(engine)
-        if self.grad_sample_mode == "ghost":
-            return first, optimizer, nn.CrossEntropyLoss() if criterion is None else criterion, loader
-        return first, optimizer, loader
-
-    def __post_init__(self) -> None:
-        if not self.poisson_sampling:
-            raise InputError(
-                "poisson_sampling=False is not allowed: epsilon is proved for batches that are Poisson samples, and batches of "
-                "a fixed size from a shuffled list can leak more. Leave it out. If each record must be used once in each "
-                "epoch, see docs/matrix.md: the matrix mechanism accounts for that."
-            )
-        if not self.batch_first:
-            raise InputError(
-                "batch_first=False is not allowed: batches have their records on the first axis. Leave it out and transpose "
-                "inside the model (an nn.LSTM(batch_first=False) in it is fine)."
-            )
-        if self.grad_sample_mode == "no_op":
-            raise InputError(
-                'grad_sample_mode="no_op" is not allowed: per-sample gradients that come from elsewhere (p.grad_sample) cannot '
-                "be checked. Leave it out: any module works."
-            )
-        if self.grad_sample_mode not in MODES:
-            raise InputError(
-                f"grad_sample_mode={self.grad_sample_mode!r} is not allowed: it must be one of {', '.join(MODES)}, none of which "
-                "changes anything here. Several processes need no mode of their own (docs/distributed.md)."
-            )
+def require_meaning(*, poisson_sampling: bool, batch_first: bool, grad_sample_mode: str) -> None:
+    """Refuse what has no proof or no meaning here, saying what to write instead."""
+    if not poisson_sampling:
+        raise InputError(
+            "poisson_sampling=False is not allowed: epsilon is proved for batches that are Poisson samples, and batches of "
+            "a fixed size from a shuffled list can leak more. Leave it out. If each record must be used once in each "
+            "epoch, see docs/matrix.md: the matrix mechanism accounts for that."
+        )
+    if not batch_first:
+        raise InputError(
+            "batch_first=False is not allowed: batches have their records on the first axis. Leave it out and transpose "
+            "inside the model (an nn.LSTM(batch_first=False) in it is fine)."
+        )
+    if grad_sample_mode == "no_op":
+        raise InputError(
+            'grad_sample_mode="no_op" is not allowed: per-sample gradients that come from elsewhere (p.grad_sample) cannot '
+            "be checked. Leave it out: any module works."
+        )
+    if grad_sample_mode not in MODES:
+        raise InputError(
+            f"grad_sample_mode={grad_sample_mode!r} is not allowed: it must be one of {', '.join(MODES)}, none of which "
+            "changes anything here. Several processes need no mode of their own (docs/distributed.md)."
+        )
 
 
 class Hooks:

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from sluice._base import validate
+from sluice._base.codec import ADDED_IF_GIVEN
 from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.dpa import DpEvent, NoOpDpEvent, ZCDpEvent
@@ -102,6 +103,8 @@ class AdaptiveBudget(Mechanism):
         max_grad_norm: gradients are clipped to this.
         releases: more measurements than this cannot be made within rho.
         gamma ... loss_rate: see `Options`.
+        dataset_size: the number of records, which is public, to hold delta against; None where it is not known. Epsilon
+            does not depend on it.
     """
 
     kind: ClassVar[str] = "adaptive budget"
@@ -120,8 +123,11 @@ class AdaptiveBudget(Mechanism):
     gradient_rate: float
     loss_rate: float
     releases: int
+    dataset_size: int | None = field(default=None, metadata=ADDED_IF_GIVEN)
 
     def __post_init__(self) -> None:
+        if self.dataset_size is not None:
+            validate.positive_integer(dataset_size=self.dataset_size)
         validate.positive(
             rho=self.rho,
             gradient_rho=self.gradient_rho,
@@ -275,6 +281,7 @@ def plan(settings: RunSettings, dataset_size: int) -> AdaptiveBudget:
         gradient_rho=gradient_rho,
         selection_rho=selection_rho,
         max_grad_norm=settings.max_grad_norm,
+        dataset_size=dataset_size,
         releases=math.floor(rho / (min(1.0, options.gamma) * gradient_rho + selection_rho)),
         **search,
     )

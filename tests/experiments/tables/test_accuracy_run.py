@@ -34,7 +34,7 @@ SMALL = {"releases": RELEASES, "batch_size": 64}
 @pytest.fixture(autouse=True)
 def _no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing would be most of the time.
-    monkeypatch.setattr(publication, "accuracy_svg", lambda points, *, delta: "<svg/>")
+    monkeypatch.setattr(publication, "score_svg", lambda points, *, score, delta: "<svg/>")
     monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: "<svg/>")
 
 
