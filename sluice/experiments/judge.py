@@ -19,8 +19,9 @@ from sluice.experiments.records import Records
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.shrinking import shrunk_model
 from sluice.mechanism.delta import DeltaWarning
+from sluice.runs.evaluations import Evaluation
 from sluice.runs.folder import RunFolder
-from sluice.runs.public_files import Evaluation, PublicFiles
+from sluice.runs.public_files import PublicFiles
 from sluice.training.engine import PrivacyEngine
 
 
