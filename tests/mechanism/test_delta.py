@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -83,7 +82,9 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "matrix, poisson" else ()) for name in PLANS]
+)
 def test_every_method_is_questioned_by_the_library_and_in_the_certificate(name):
     mechanism = planned_mechanism(PLANS[name], dataset_size=1437)
     assert mechanism.provable
@@ -108,13 +109,16 @@ def test_a_plan_of_dpagd_without_the_number_of_records_is_read_as_it_was_written
     assert type(mechanism).from_dict(earlier).to_dict() == earlier
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "dpagd"])
+QUICK = ("dpsgd", "dpagd")
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS if name in PLANS]
+)
 def test_a_run_is_questioned_on_the_screen_and_in_its_certificate(method, tmp_path):
-    data, run = tmp_path / "own.npz", tmp_path / "run"
-    rng = np.random.default_rng(0)
-    np.savez(data, x=rng.normal(size=(100, 3)).astype(np.float32), y=rng.integers(0, 2, 100))
-    options = [f"--dataset={data}", f"--method={method}", "--releases=2", "--delta=0.05", "--seed=1"]
+    run = tmp_path / "run"
+    options = ["--dataset=digits", f"--method={method}", "--releases=4", "--delta=0.001", "--seed=1"]
     shown = CliRunner().invoke(app, ["train", f"--run={run}", *options])
     assert shown.exit_code == 0, shown.output
-    assert "delta=0.05 is not below 1/N" in " ".join(shown.output.split())
+    assert "delta=0.001 is not below 1/N" in " ".join(shown.output.split())
     assert any("is not below 1/N" in each for each in read_certificate(RunFolder.look(run))["warnings"])
