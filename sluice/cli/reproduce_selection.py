@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from sluice.cli.output import print_json, print_table
-from sluice.cli.reproduce_cells import finish_cells, numbers_of, print_files, words_of
+from sluice.cli.reproduce_cells import check_flags, finish_cells, numbers_of, print_files, words_of
 from sluice.cli.reproduce_options import SelectionOptions
 from sluice.experiments.tables.inclusion import inclusion_markdown, run_inclusion, stored_inclusion
 from sluice.experiments.tables.selection import selection_lines, stored_lines, write_selection
@@ -15,6 +15,7 @@ from sluice.experiments.tables.selection_texts import COLUMNS, block_title, bloc
 
 def reproduce_selection(options: SelectionOptions) -> None:
     """Run the command."""
+    check_flags(options.cells)
     datasets, epsilons = words_of(options.datasets), numbers_of("epsilons", options.epsilons, float)
     plan = plan_selection(
         datasets=datasets,

@@ -192,3 +192,12 @@ def test_accuracy_errors_are_clear_and_change_nothing(arguments, message, capsys
     assert message in err
     assert len(err.strip().splitlines()) <= 2
     assert not Path("results").exists()
+
+
+def test_selection_is_not_told_to_run_every_cell_and_none(tmp_path, capsys):
+    stored = tmp_path / "digits-eps3-dpsr-cg+none-seed0.json"
+    stored.write_text("{}")
+    arguments = ["--datasets", "digits", "--epsilons", "3", "--results", str(tmp_path), "--again", "--no-run"]
+    code, out = run(["reproduce", "selection", *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert stored.exists()

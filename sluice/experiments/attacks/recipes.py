@@ -14,7 +14,7 @@ SHADOW_METHODS = ("same", "ordinary")
 _PIXELS = ("mnist", "fashion-mnist", "cifar-10")
 _SHADOW_SEEDS = 1000
 
-#: As the paper's attacks train shadow models, until the training accuracy is near 1: they live on the gap to the test accuracy.
+#: As the paper's attacks train shadow models, for long: attacks live on the gap between the accuracies on members and on others.
 _ORDINARY_NET: Mapping[str, Any] = {
     "optimizer": "sgd",
     "lr": 0.01,
