@@ -169,6 +169,11 @@ def kill_at(server: Server, folder: Path, instant: int, *, seeded: bool, whole: 
     settings = SEEDED if seeded else SECURE
     run = folder / f"run-{instant}"
     answer = server.train(run, settings, watch=True, kill_at_call=instant)
+    if answer["code"] == 0:
+        # How often the disk is waited for varies a little, so a run may end before the last of the instants.
+        assert instant - 10 < len(answer["calls"]) < instant
+        check_ended(run)
+        return
     assert answer["code"] == -signal.SIGKILL
     assert lost_releases(run, seeded=seeded) <= 1
     torn = False
