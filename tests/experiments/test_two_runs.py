@@ -13,7 +13,7 @@ from sluice.experiments.rehearsal import Rehearsal
 from sluice.experiments.settings import settings_from
 from sluice.experiments.two_runs import two_runs
 from sluice.methods import planned_mechanism
-from sluice.training import selective_release
+from sluice.training.context import TrainingContext
 
 
 def rehearsal(digits, **chosen):
@@ -42,14 +42,14 @@ def test_scores_lie_as_far_apart_as_noise_of_sum_and_reference_allow(digits, cho
 
 @pytest.mark.slow
 def test_half_of_the_noise_is_caught(digits):
-    original = selective_release.noisy_sum
+    original = TrainingContext.noisy
 
     def halved(*arguments, noise_multiplier, **others):
-        original(*arguments, noise_multiplier=noise_multiplier / 2, **others)
+        return original(*arguments, noise_multiplier=noise_multiplier / 2, **others)
 
     sound = rehearsal(digits, method="dpsgd", noise_multiplier=1.0)
     assert not two_runs(sound, releases=1000).result.refuted
-    with patch.object(selective_release, "noisy_sum", halved):
+    with patch.object(TrainingContext, "noisy", halved):
         assert two_runs(sound, releases=1000).result.refuted
 
 
