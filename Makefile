@@ -35,7 +35,7 @@ unit: $(READY)
 test-integrations:
 	test -x .venv-integrations/bin/python || $(PYTHON) -m venv .venv-integrations
 	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[data,integrations]' hypothesis pytest
-	.venv-integrations/bin/python -m pytest tests/integrations
+	.venv-integrations/bin/python -m pytest tests/integrations tests/data/test_forms.py tests/data/test_targets.py
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
