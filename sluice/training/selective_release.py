@@ -75,8 +75,9 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         a gate) defines it: a Poisson sample at ``mechanism.sample_rate``, accepted by the gate, its scaled sum with
         noise of ``noise_multiplier`` times the rule's sensitivity, divided by a public constant. No more than
         ``mechanism.releases`` are made. Where the gate thins batches, a record is kept by a coin of its own, drawn before it is
-        measured; coins belong to places in the batch, so they do not depend on how it is cut into chunks. A rejected attempt changes nothing but ``trace`` and the noise source; one that
-        was interrupted is as if it had never begun, and does not count towards ``max_attempts``.
+        measured; coins belong to places in the batch, so they do not depend on how it is cut into chunks. A rejected attempt
+        changes nothing but ``trace`` and the noise source; one that was interrupted is as if it had never begun, and does not
+        count towards ``max_attempts``.
     """
 
     takes_workers = True
