@@ -3,7 +3,7 @@
     python benchmarks/startup.py [--rounds 7] [--json results/bench/startup.json]
 
 Each command runs in a fresh interpreter, in a folder of its own, with one thread; user and system time are added up. The
-first round fills the file cache and is not counted. On a machine that others use too, processor time rises with their
+first round fills the file cache, compiles what an installed package brings compiled, and is not counted. On a machine that others use too, processor time rises with their
 load, so look at the last column, which divides by what importing PyTorch costs in the same rounds.
 """
 
@@ -43,7 +43,7 @@ COMMANDS = {
 
 
 def processor_seconds(arguments: list[str], folder: Path) -> float:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=folder, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -26,6 +26,8 @@ import_on_demand("dp_accounting")
 # scipy looks at every name of numpy, which loads these two, and a tenth of a second of start-up, for nothing.
 import_on_demand("numpy.f2py")
 import_on_demand("numpy.testing")
+# And it parses the documentation of every special function: those in C, which are most, are found without.
+import_on_demand("scipy.special", core="_ufuncs")
 
 #: The sound accountants by name; the first is the tighter one.
 ACCOUNTANTS = ("pld", "rdp")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from sluice.accounting.loss_distribution import LossDistribution
 
@@ -123,14 +122,14 @@ def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses
     stop = start + sum(count * (len(distribution.masses) - 1) for distribution, count in factors)
     first = min(max(start, math.floor(min(lower, mean) / spacing)), stop)
     last = min(stop, max(first + 1, math.ceil(max(upper, mean) / spacing)))
-    points = scipy.fft.next_fast_len(last - first + 1, real=True)
+    points = _fast_length(last - first + 1)
     if points > max_points:
         raise GridTooLargeError(points)
 
     spectrum = np.ones(points // 2 + 1, dtype=complex)
     for count, each in zip(counts, cumulants, strict=True):
-        spectrum *= _power(scipy.fft.rfft(_wrapped(each.tilted, points)), count)
-    tilted = np.roll(scipy.fft.irfft(spectrum, points), -((first - start) % points))
+        spectrum *= _power(np.fft.rfft(_wrapped(each.tilted, points)), count)
+    tilted = np.roll(np.fft.irfft(spectrum, points), -((first - start) % points))
     beyond = math.exp(min(0.0, log_scale - tilt * last * spacing + _LOG_TAIL)) if last < stop else 0.0
     total = sum(counts)
     kept = sum(count * math.log1p(-distribution.infinity) for distribution, count in factors)
@@ -203,6 +202,19 @@ def _least(bound: Callable[[float], float], *, start: float) -> float:
             if value >= best:
                 break
             best, step = value, step * factor
+    return best
+
+
+def _fast_length(least: int) -> int:
+    """The smallest number from ``least`` on with no prime factor above 5: such transforms are fast."""
+    best = 1 << (least - 1).bit_length()
+    fives = 1
+    while fives < best:
+        odd = fives
+        while odd < best:
+            best = min(best, odd << max(0, (-(-least // odd) - 1).bit_length()))
+            odd *= 3
+        fives *= 5
     return best
 
 

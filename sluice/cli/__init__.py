@@ -1,4 +1,4 @@
-"""The ``sluice`` command. Each family of commands lives in its own module here.
+"""The ``sluice`` command. Each family of commands lives in its own module here, and only the one called is loaded.
 
 Commands import torch and the rest inside their bodies, so that ``sluice --help`` answers at once.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -15,8 +17,26 @@ from typer.exceptions import TyperException
 from sluice import __version__
 from sluice._base.errors import SluiceError
 from sluice._base.extras import needing_extras
-from sluice.cli import accounting, attack, audit, bench, data, features, methods, reproduce, runs, serve, train
 
+#: The module of each command, or family of commands, in the order of the help.
+COMMANDS = {
+    "epsilon": "accounting",
+    "plan": "accounting",
+    "serve": "serve",
+    "reproduce": "reproduce",
+    "data": "data",
+    "features": "features",
+    "bench": "bench",
+    "audit": "audit",
+    "attack": "attack",
+    "train": "train",
+    "methods": "methods",
+    "verify": "runs",
+    "predict": "runs",
+    "certificate": "runs",
+    "report": "runs",
+    "private": "runs",
+}
 EXAMPLES = (
     "sluice train --dataset digits --epsilon 3",
     "sluice methods",
@@ -37,14 +57,25 @@ EXAMPLES = (
     "sluice bench gradients",
 )
 
-app = typer.Typer(
-    name="sluice",
-    help="Train PyTorch models with differential privacy by selective release.",
-    epilog="Examples:\n\n" + "\n\n".join(EXAMPLES),
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="sluice",
+        help="Train PyTorch models with differential privacy by selective release.",
+        epilog="Examples:\n\n" + "\n\n".join(EXAMPLES),
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for name in names:
+        module = import_module(f"sluice.cli.{COMMANDS[name]}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command()(getattr(module, name))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,7 +84,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -62,32 +92,16 @@ def _root(
     pass
 
 
-app.command()(accounting.epsilon)
-app.command()(accounting.plan)
-app.command()(serve.serve)
-app.add_typer(reproduce.app, name="reproduce")
-app.add_typer(data.app, name="data")
-app.add_typer(features.app, name="features")
-app.add_typer(bench.app, name="bench")
-app.add_typer(audit.app, name="audit")
-app.command()(attack.attack)
-app.command()(train.train)
-app.command()(methods.methods)
-app.command()(runs.verify)
-app.command()(runs.predict)
-app.command()(runs.certificate)
-app.command()(runs.report)
-app.command()(runs.private)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors become one or two lines on stderr and exit code 2."""
     # Imports make many objects and no garbage: looking for it after every 700 of them takes a tenth of all start-up.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
-    command = typer.main.get_command(app)
+    given = sys.argv[1:] if arguments is None else arguments
+    called = given[:1] if given and given[0] in COMMANDS else COMMANDS  # all, to list them or to say what was meant
+    command = typer.main.get_command(command_line(called))
     try:
         with needing_extras():
-            code = command.main(args=arguments, prog_name="sluice", standalone_mode=False)
+            code = command.main(args=given, prog_name="sluice", standalone_mode=False)
     except TyperException as error:
         if not error.format_message():  # the command was called bare: its help is already on the screen
             sys.exit(2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,43 @@ def test_a_missed_name_runs_the_package_once_in_the_same_module(package):
         slow_package.absent  # noqa: B018
 
 
+def test_names_of_the_core_cost_the_core_alone(package, tmp_path):
+    (tmp_path / package / "light.py").write_text("__all__ = ['VALUE']\nVALUE = 3\nHIDDEN = 4")
+    import_on_demand(package, core="light")
+    import slow_package
+
+    assert slow_package.VALUE == 3
+    assert "slow_package.other" not in sys.modules
+    assert "RUNS" not in vars(slow_package)
+    with pytest.raises(AttributeError, match="HIDDEN"):
+        slow_package.HIDDEN  # noqa: B018
+    assert slow_package.RUNS == [1]
+
+
+def test_a_core_that_is_missing_is_done_without(package):
+    import_on_demand(package, core="absent")
+    import slow_package
+
+    assert (slow_package.VALUE, slow_package.RUNS) == (3, [1])
+
+
+@pytest.mark.parametrize("question", ["from slow_package import *", "names = dir(sys.modules['slow_package'])"])
+def test_asking_for_all_names_gives_all(package, question):
+    import_on_demand(package, core="light")
+    found: dict[str, object] = {"sys": sys}
+    exec(question, found)
+    assert {"VALUE", "RUNS"} <= {*found, *found.get("names", ())}  # type: ignore[misc]
+
+
+def test_threads_wait_until_the_package_has_run(package, tmp_path):
+    (tmp_path / package / "__init__.py").write_text("import time\nFIRST = 1\ntime.sleep(0.2)\nLAST = 2")
+    import_on_demand(package)
+    import slow_package
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(lambda _: slow_package.LAST, range(4))) == {2}
+
+
 def test_a_package_that_fails_fails_again(package, tmp_path):
     (tmp_path / package / "__init__.py").write_text("raise RuntimeError('broken')")
     import_on_demand(package)
@@ -67,6 +105,19 @@ def test_dp_accounting_is_whole_to_whoever_asks_for_it():
         "assert dpa.GaussianDpEvent is ours.GaussianDpEvent\n"
         "from dp_accounting import *\n"
         "dpa.pld.PLDAccountant().compose(GaussianDpEvent(3.0)); dpa.calibrate_dp_mechanism; dpa.rdp.RdpAccountant"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_special_functions_are_the_same_with_and_without_the_rest_of_their_package():
+    code = (
+        "import sys, sluice.accounting, scipy\n"
+        "few = scipy.special.ndtr, scipy.special.log_ndtr, scipy.special.gammaln\n"
+        "assert 'scipy.special._basic' not in sys.modules\n"
+        "assert scipy.special.logsumexp([0.0, 0.0]) > 0 and 'scipy.special._basic' in sys.modules\n"
+        "assert few == (scipy.special.ndtr, scipy.special.log_ndtr, scipy.special.gammaln)\n"
+        "from scipy.special import *\n"
+        "assert ndtri(0.5) == 0 and comb(3, 2) == 3"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app, main
+from sluice.cli import command_line, main
 from sluice.runs.certificate import schema
 
 TRAIN = "train --dataset digits --method dpsgd --batch-size 64 --releases 3 --epsilon 8 --canaries 64 --threads 1 --run"
 
 
 def invoke(command):
-    return CliRunner().invoke(app, command.split())
+    return CliRunner().invoke(command_line(), command.split())
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sluice.cli import EXAMPLES, app, main
+from sluice.cli import EXAMPLES, command_line, main
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -18,6 +18,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def test_help_lists_the_commands(capsys):
     code, out, _ = run(["--help"], capsys)
     assert code == 0
+    app = command_line()
     listed = {command.name or command.callback.__name__ for command in app.registered_commands}
     listed |= {group.name for group in app.registered_groups}
     assert {"train", "epsilon", "plan", "verify", "data", "reproduce", "bench"} <= listed

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sluice._base.errors import DataError, InputError
-from sluice.cli import app
+from sluice.cli import command_line
 from sluice.data import load
 from sluice.experiments.objective import Objective
 from sluice.experiments.preparing import prepare
@@ -115,7 +115,7 @@ def test_counts_are_learnt_and_the_screen_and_the_report_say_so(own, tmp_path):
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     run = str(tmp_path / "run")
     shown = CliRunner().invoke(
-        app, ["train", f"--dataset={own['poisson']}", "--loss=poisson", f"--run={run}", *options]
+        command_line(), ["train", f"--dataset={own['poisson']}", "--loss=poisson", f"--run={run}", *options]
     )
     assert shown.exit_code == 0, shown.output
     assert "test Poisson deviance" in shown.output
@@ -131,10 +131,10 @@ def test_counts_are_learnt_and_the_screen_and_the_report_say_so(own, tmp_path):
         if path.suffix in (".md", ".html", ".svg"):
             assert "ccuracy" not in path.read_text(), path
     assert "test Poisson deviance" in Path(run, "public", "accuracy.svg").read_text()
-    said = json.loads(CliRunner().invoke(app, ["predict", run, str(own["poisson"]), "--json"]).stdout)
+    said = json.loads(CliRunner().invoke(command_line(), ["predict", run, str(own["poisson"]), "--json"]).stdout)
     assert len(said["predictions"]) == 600
     assert min(said["predictions"]) > 0
-    lines = CliRunner().invoke(app, ["predict", run, str(own["poisson"])]).stdout.splitlines()
+    lines = CliRunner().invoke(command_line(), ["predict", run, str(own["poisson"])]).stdout.splitlines()
     assert lines[0] == "record,prediction"
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 from sluice import PrivacyEngine
-from sluice.cli import app
+from sluice.cli import command_line
 from sluice.experiments.settings import settings_from
 from sluice.mechanism.delta import DeltaWarning, delta_problem, records_of, warn_of_delta
 from sluice.mechanism.scaling import Clip
@@ -118,7 +118,7 @@ QUICK = ("dpsgd", "dpagd")
 def test_a_run_is_questioned_on_the_screen_and_in_its_certificate(method, tmp_path):
     run = tmp_path / "run"
     options = ["--dataset=digits", f"--method={method}", "--releases=4", "--delta=0.001", "--seed=1"]
-    shown = CliRunner().invoke(app, ["train", f"--run={run}", *options])
+    shown = CliRunner().invoke(command_line(), ["train", f"--run={run}", *options])
     assert shown.exit_code == 0, shown.output
     assert "delta=0.001 is not below 1/N" in " ".join(shown.output.split())
     assert any("is not below 1/N" in each for each in read_certificate(RunFolder.look(run))["warnings"])
