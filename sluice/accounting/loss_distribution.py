@@ -230,6 +230,6 @@ def _candidates(release: _Release, at: _Epsilons, pieces: int) -> Iterator[Array
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             c = (linear * z - slope_z * constant) / quadratic
             stationary = -c / (z + np.sqrt(np.maximum(z * z - slope_z * c, 0.0)))
-        t = np.clip(np.nan_to_num(stationary, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
+        t = np.clip(np.where(np.isfinite(stationary), stationary, 0.0), 0.0, 1.0)
         yield (constant + linear * t + quadratic * t * t) / (z + slope_z * t)
         weight, z, high, low = next_weight, next_z, next_high, next_low

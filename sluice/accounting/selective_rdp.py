@@ -70,14 +70,13 @@ def _worst_log_moment(event: SelectiveReleaseDpEvent, powers: Array) -> Array:
     growth = powers * math.log1p(gap / s_low) + (log_high - log_low)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         stationary = (s_low / gap - powers / np.expm1(growth)) / (powers - 1)
-    weights = [np.ones_like(powers), np.zeros_like(powers), np.clip(np.nan_to_num(stationary), 0.0, 1.0)]
-    values = [_log_moment_at(weight, powers, s_low, s_high, log_low, log_high) for weight in weights]
-    worst: Array = np.max(values, axis=0)
+    weights = np.stack([np.ones_like(powers), np.zeros_like(powers), np.clip(np.nan_to_num(stationary), 0.0, 1.0)])
+    worst: Array = np.max(_log_moment_at(weights, powers, s_low, s_high, log_low, log_high), axis=0)
     return worst
 
 
 def _log_moment_at(weight: Array, powers: Array, s_low: float, s_high: float, log_low: Array, log_high: Array) -> Array:
-    """Log of the mean of ``(s_r / Z)^b E[...]`` where ``s_high`` has the given weight."""
+    """Log of the mean of ``(s_r / Z)^b E[...]`` where ``s_high`` has the given weight, a row for each row of weights."""
     mean = s_low + weight * (s_high - s_low)
     below, above = -weight * (s_high - s_low) / mean, (1 - weight) * (s_high - s_low) / mean
     log_below, log_above = powers * np.log1p(below), powers * np.log1p(above)

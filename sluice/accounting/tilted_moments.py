@@ -49,7 +49,7 @@ def _closed_form_bounds(rate: float, mu: float, powers: Array) -> Array:
 
 
 def _integrate(rate: float, mu: float, powers: Array, lower: Array, counts: Array, step: float) -> Array:
-    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    starts = _starts(counts)
     offsets = np.arange(int(counts.sum())) - np.repeat(starts, counts)
     u = np.repeat(lower, counts) + step * offsets
     power = np.repeat(powers, counts)
@@ -60,13 +60,23 @@ def _integrate(rate: float, mu: float, powers: Array, lower: Array, counts: Arra
 
     terms = power * log_mix + log_weight
     peaks = np.maximum.reduceat(terms, starts)
-    large = peaks + np.log(np.add.reduceat(np.exp(terms - np.repeat(peaks, counts)), starts))
+    large: Array = peaks + np.log(np.add.reduceat(np.exp(terms - np.repeat(peaks, counts)), starts))
+    is_small = large < 1.0
+    if not is_small.any():
+        return large
     # Below, 1 and the first-order term (whose mean is 0) are subtracted inside the integral: what is left of a
     # moment close to 1 then keeps its digits.
+    kept = np.repeat(is_small, counts)
+    power, excess, log_mix, log_weight = power[kept], excess[kept], log_mix[kept], log_weight[kept]
     clipped = np.minimum(power * log_mix, 600.0)
     deviation = power_deviation(power, np.minimum(excess, 1e280), clipped)
-    small = np.add.reduceat(np.exp(log_weight) * deviation, starts)
-    return np.where(large < 1.0, np.log1p(np.maximum(small, 0.0)), large)
+    small = np.add.reduceat(np.exp(log_weight) * deviation, _starts(counts[is_small]))
+    large[is_small] = np.log1p(np.maximum(small, 0.0))
+    return large
+
+
+def _starts(counts: Array) -> Array:
+    return np.concatenate(([0], np.cumsum(counts)[:-1]))
 
 
 def power_deviation(power: Array | float, excess: Array, log_power: Array) -> Array:
