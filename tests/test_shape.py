@@ -112,7 +112,7 @@ def test_a_command_loads_no_other(tmp_path):
 
 def test_training_loads_torch_without_its_compiler_and_verifying_loads_nothing_slow(tmp_path):
     others = [name for name in SLOW if name != "torch"]
-    assert _loaded(_running(TRAIN), ("torch._dynamo", "torch.onnx", *others), tmp_path) == []
+    assert _loaded(_running(TRAIN), ("torch._dynamo", "torch.onnx", "mpmath", *others), tmp_path) == []
     assert _loaded(_running("verify runs/run"), SLOW, tmp_path) == []
 
 

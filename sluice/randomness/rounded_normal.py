@@ -19,7 +19,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from mpmath import libmp  # type: ignore[import-untyped]
 from torch import Tensor
 
 from sluice._base import validate
@@ -197,6 +196,8 @@ def settle(radius_digits: int, angle_digits: int, *, scale: float, digits: Digit
 
 def _enclosures(radius_digits: int, angle_digits: int, places: int, scale: float) -> list[tuple[int, int]]:
     """The integers nearest to both ends of an interval that encloses each of the two scaled normals."""
+    from mpmath import libmp  # type: ignore[import-untyped]  # for a few draws in a million, so most runs need none of it
+
     precision = places + 64
     uniform = tuple(libmp.from_man_exp(number, -places) for number in (radius_digits, radius_digits + 1))
     turn = tuple(libmp.from_man_exp(number, -places) for number in (angle_digits, angle_digits + 1))
@@ -205,12 +206,9 @@ def _enclosures(radius_digits: int, angle_digits: int, places: int, scale: float
     radius = libmp.mpi_mul(libmp.mpi_sqrt(squared, precision), factor, precision)
     pi = (libmp.mpf_pi(precision, libmp.round_floor), libmp.mpf_pi(precision, libmp.round_ceiling))
     angle = libmp.mpi_mul(turn, pi, precision)
-    return [_nearest(libmp.mpi_mul(radius, wave, precision)) for wave in libmp.mpi_cos_sin(angle, precision)]
-
-
-def _nearest(interval: tuple[object, object]) -> tuple[int, int]:
-    low, high = (libmp.to_rational(end) for end in interval)
-    return _round_half_up(*low), _round_half_up(*high)
+    waves = libmp.mpi_cos_sin(angle, precision)
+    ends = [map(libmp.to_rational, libmp.mpi_mul(radius, wave, precision)) for wave in waves]
+    return [(_round_half_up(*low), _round_half_up(*high)) for low, high in ends]
 
 
 def _round_half_up(numerator: int, denominator: int) -> int:
