@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sluice.data import Examples
 
-_BATCH = 2000
+_BATCH = 500  # in larger batches, outputs of layers no longer stay in the processor's cache
 _UNEVEN = 0.8
 """From this share of the test records on in one class, accuracy alone says little."""
 
@@ -26,9 +26,19 @@ def outputs(model: nn.Module, examples: Examples) -> Iterator[tuple[Tensor, Tens
     model.train(was_training)
 
 
+def predicted_classes(model: nn.Module, examples: Examples) -> Tensor:
+    """The class that the model puts each record into."""
+    return torch.cat([scores.argmax(1) for scores, _ in outputs(model, examples)])
+
+
 def accuracy(model: nn.Module, examples: Examples) -> float:
     """The share of records that the model puts into the right class."""
-    return sum(int((scores.argmax(1) == y).sum()) for scores, y in outputs(model, examples)) / len(examples)
+    return share_right(predicted_classes(model, examples), examples.labels)
+
+
+def share_right(predicted: Tensor, labels: Tensor) -> float:
+    """The share of predicted classes that are right."""
+    return int((predicted == labels).sum()) / len(labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +50,14 @@ class ClassAccuracy:
     accuracy: float | None
 
 
-def accuracy_by_class(model: nn.Module, examples: Examples, classes: Sequence[str]) -> tuple[ClassAccuracy, ...]:
-    """Accuracy on the records of each class.
+def accuracy_by_class(predicted: Tensor, labels: Tensor, classes: Sequence[str]) -> tuple[ClassAccuracy, ...]:
+    """Accuracy on the records of each class, from what was predicted.
 
     Guarantee:
         None for these records: they must be public, as test records are.
     """
-    count, right = torch.zeros(len(classes)), torch.zeros(len(classes))
-    for scores, y in outputs(model, examples):
-        count += torch.bincount(y, minlength=len(classes)).float()
-        right += torch.bincount(y[scores.argmax(1) == y], minlength=len(classes)).float()
+    count = torch.bincount(labels, minlength=len(classes)).float()
+    right = torch.bincount(labels[predicted == labels], minlength=len(classes)).float()
     return tuple(
         ClassAccuracy(name=name, records=int(count[i]), accuracy=float(right[i] / count[i]) if count[i] else None)
         for i, name in enumerate(classes)
@@ -81,4 +89,13 @@ def remarks(found: Sequence[ClassAccuracy]) -> Iterator[str]:
         )
 
 
-__all__ = ["ClassAccuracy", "accuracy", "accuracy_by_class", "balanced_accuracy", "outputs", "remarks"]
+__all__ = [
+    "ClassAccuracy",
+    "accuracy",
+    "accuracy_by_class",
+    "balanced_accuracy",
+    "outputs",
+    "predicted_classes",
+    "remarks",
+    "share_right",
+]

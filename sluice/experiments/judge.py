@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sluice._base.files import canonical_json, write_atomically
 from sluice.data import Examples
-from sluice.experiments.evaluation import accuracy, accuracy_by_class, remarks
+from sluice.experiments.evaluation import accuracy_by_class, predicted_classes, remarks, share_right
 from sluice.experiments.objective import Objective
 from sluice.experiments.recorded import HELD_OUT, write_classes
 from sluice.experiments.records import Records
@@ -41,6 +41,7 @@ class Judge:
     engine: PrivacyEngine
     publication: PublicFiles
     _latest: Evaluation | None = field(default=None, init=False)
+    _predicted: tuple[int, Tensor] | None = field(default=None, init=False)
 
     def is_due(self, release: int) -> bool:
         """Whether to look at the test records after this release."""
@@ -55,8 +56,7 @@ class Judge:
         if self.records.held_out is not None:
             return None
         if self._latest is None or self._latest.release != release:
-            with self.published_model() as model:
-                found = self._quality(model, self.records.test)
+            found = self._quality()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeltaWarning)  # it is among the notes
                 epsilon = self.engine.get_epsilon(self.settings.delta) if self.engine.mechanism.provable else None
@@ -73,8 +73,7 @@ class Judge:
         """Publish accuracy by class, on test records, and remark on what accuracy alone would hide."""
         if self.records.held_out is not None or self.objective.predicts_numbers:
             return []
-        with self.published_model() as model:
-            found = accuracy_by_class(model, self.records.test, self.records.classes)
+        found = accuracy_by_class(self._predicted_classes(), self.records.test.labels, self.records.classes)
         write_classes(folder, found)
         return list(remarks(found))
 
@@ -82,8 +81,7 @@ class Judge:
         """Write what is found on held-out records, where there are some, to ``private/``."""
         if self.records.held_out is None:
             return
-        with self.published_model() as model:
-            found = {f"held_out_{name}": value for name, value in self._quality(model, self.records.held_out).items()}
+        found = {f"held_out_{name}": value for name, value in self._quality().items()}
         write_atomically(folder.private / HELD_OUT, canonical_json(found) + b"\n", public=False)
 
     @contextmanager
@@ -98,11 +96,25 @@ class Judge:
         with self.engine.averaged() as averaged:
             yield averaged
 
-    def _quality(self, model: nn.Module, examples: Examples) -> dict[str, Any]:
+    @property
+    def _judging(self) -> Examples:
+        """The records that judge the run."""
+        return self.records.test if self.records.held_out is None else self.records.held_out
+
+    def _quality(self) -> dict[str, Any]:
         """The accuracy of classes, or the scores of numbers."""
         if self.objective.predicts_numbers:
-            return {"scores": self.objective.scores_on(model, examples)}
-        return {"accuracy": accuracy(model, examples)}
+            with self.published_model() as model:
+                return {"scores": self.objective.scores_on(model, self._judging)}
+        return {"accuracy": share_right(self._predicted_classes(), self._judging.labels)}
+
+    def _predicted_classes(self) -> Tensor:
+        """What the published model says of the records that judge the run, which it sees once for each release."""
+        release = self.engine.released
+        if self._predicted is None or self._predicted[0] != release:
+            with self.published_model() as model:
+                self._predicted = release, predicted_classes(model, self._judging)
+        return self._predicted[1]
 
 
 __all__ = ["Judge"]

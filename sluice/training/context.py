@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ from sluice.training.distributed.workers import Workers
 from sluice.training.weights import WeightUpdater
 
 Loss = Callable[[Any, Any], Tensor]
+
+# So many records fill the processor and stay in its cache; the more rows a pass has, the more of them may only fill it up.
+_FORWARD_ROWS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,21 +140,46 @@ class TrainingContext:
         for piece in self.batches.pieces(indices, size or self.piece_size):
             yield split_pair(piece, targets=self.targets)
 
-    def raw_losses(self, indices: Tensor, loss: Loss) -> Tensor:
+    def raw_losses(self, indices: Tensor, loss: Loss, *, expected_size: float = math.inf) -> Tensor:
         """The loss of each of this worker's part of the named records at the present weights, in float64, dropout off.
+
+        Args:
+            expected_size: of samples like this one, for which the shape of forward passes is chosen: public.
 
         Guarantee:
             Sensitive: un-noised values of the training data. Entry i depends on record i and the weights alone, bit for
             bit: all forward passes have one shape. Add up what follows from them with ``workers.total``.
         """
-        parts = [torch.zeros(0, dtype=torch.float64)]
+        return self.raw_losses_at([lambda: None], indices, loss, expected_size=expected_size)[0]
+
+    def raw_losses_at(
+        self,
+        weights: Sequence[Callable[[], None]],
+        indices: Tensor,
+        loss: Loss,
+        *,
+        expected_size: float = math.inf,
+    ) -> Tensor:
+        """`raw_losses` at several weights, a row for each; every record is read once.
+
+        Args:
+            weights: each sets the weights of its row, as often as it is called.
+        """
+        rows = fixed_rows(expected_size / self.workers.size, most=min(self.piece_size, _FORWARD_ROWS))
+        parts = [torch.zeros(len(weights), 0, dtype=torch.float64)]
         with torch.no_grad(), evaluating(self.module):
-            for x, y in self.pairs(self.workers.own(indices)):
-                rows = batch_size(y)
-                x, y = padded((x, y), self.piece_size)
-                output = apply(self.module, self.gradients.arranged(x))
-                parts.append(_each_loss(output, y, loss)[:rows].double().cpu())
-        return torch.cat(parts)
+            for x, y in self.pairs(self.workers.own(indices), size=rows):
+                count = batch_size(y)
+                x, y = padded((x, y), rows)
+                parts.append(self._raw_losses_of_piece(weights, self.gradients.arranged(x), y, loss)[:, :count])
+        return torch.cat(parts, dim=1)
+
+    def _raw_losses_of_piece(self, weights: Sequence[Callable[[], None]], x: Any, y: Any, loss: Loss) -> Tensor:
+        found = []
+        for set_weights in weights:
+            set_weights()
+            found.append(_each_loss(apply(self.module, x), y, loss))
+        return torch.stack(found).double().cpu()
 
     def require_in_step(self, spent: int) -> None:
         """Refuse to log a release before all workers are there, with the same weights and the same draws behind them."""

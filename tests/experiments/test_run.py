@@ -139,17 +139,21 @@ def test_an_interrupted_seeded_run_ends_as_if_it_never_was(digits, tmp_path, ove
     assert public_files(tmp_path / "stopped") == public_files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("place", ["draft_checkpoint", "read_evaluations", "accuracy"])
+@pytest.mark.parametrize("place", ["draft_checkpoint", "read_evaluations", "predicted_classes"])
 def test_a_crash_anywhere_can_be_resumed(whole, digits, tmp_path, monkeypatch, place):
     """The machine fails in the middle of a release, of publishing or of an evaluation."""
-    owner = {"draft_checkpoint": keeping_module, "read_evaluations": recorded_module, "accuracy": judge_module}[place]
+    owner = {
+        "draft_checkpoint": keeping_module,
+        "read_evaluations": recorded_module,
+        "predicted_classes": judge_module,
+    }[place]
     original = getattr(owner, place)
     calls = 0
 
     def failing(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == {"draft_checkpoint": 4, "read_evaluations": 1, "accuracy": 2}[place]:
+        if calls == {"draft_checkpoint": 4, "read_evaluations": 1, "predicted_classes": 2}[place]:
             raise OSError("the machine failed")
         return original(*args, **options)
 
@@ -453,6 +457,21 @@ def test_accuracy_counts_the_right_ones(digits):
     model = Zero().train()
     assert accuracy(model, digits.test) == pytest.approx((digits.test.labels == 0).double().mean().item())
     assert model.training
+
+
+def test_test_records_are_seen_once_and_classes_agree_with_the_accuracy(digits, tmp_path, monkeypatch):
+    seen: list[int] = []
+    original = judge_module.predicted_classes
+
+    def watched(model: nn.Module, examples: Examples) -> Tensor:
+        seen.append(len(examples))
+        return original(model, examples)
+
+    monkeypatch.setattr(judge_module, "predicted_classes", watched)
+    result = train(tmp_path / "run", digits)
+    assert seen == [len(digits.test)] * 2, "after 4 releases and after 8"
+    right = sum(each.records * (each.accuracy or 0.0) for each in result.by_class)
+    assert result.test_accuracy == pytest.approx(right / len(digits.test))
 
 
 def test_the_callers_random_state_is_left_alone(digits):

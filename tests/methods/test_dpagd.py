@@ -118,13 +118,15 @@ def test_candidates_are_undone(monkeypatch):
     context = make_context()
     descent = AdaptiveDescent(mechanism(), context)
     tried: list[Tensor] = []
-    raw_losses = TrainingContext.raw_losses
+    raw_losses_at = TrainingContext.raw_losses_at
 
-    def watched(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
-        tried.append(flat(self.updater.weights()))
-        return raw_losses(self, indices, loss)
+    def watched(self: TrainingContext, weights: Any, indices: Tensor, loss: Any) -> Tensor:
+        for set_weights in weights:
+            set_weights()
+            tried.append(flat(self.updater.weights()))
+        return raw_losses_at(self, weights, indices, loss)
 
-    monkeypatch.setattr(TrainingContext, "raw_losses", watched)
+    monkeypatch.setattr(TrainingContext, "raw_losses_at", watched)
     monkeypatch.setattr(dpagd_descent, "noisy_minimum", lambda raw_sums, rho, noise: 0)
     before = context.updater.weights()
     descent.make_release(F.cross_entropy)
@@ -141,12 +143,12 @@ def test_candidates_are_undone_after_an_error_too(monkeypatch):
     descent = AdaptiveDescent(mechanism(), context)
     before = context.updater.weights()
 
-    def fail(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
-        if not torch.equal(flat(self.updater.weights()), flat(before)):
-            raise KeyboardInterrupt
-        return torch.zeros(1)
+    def fail(self: TrainingContext, weights: Any, indices: Tensor, loss: Any) -> Tensor:
+        weights[-1]()
+        assert not torch.equal(flat(self.updater.weights()), flat(before))
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(TrainingContext, "raw_losses", fail)
+    monkeypatch.setattr(TrainingContext, "raw_losses_at", fail)
     with pytest.raises(KeyboardInterrupt):
         descent.make_release(F.cross_entropy)
     assert all(torch.equal(before[name], part) for name, part in context.updater.weights().items())

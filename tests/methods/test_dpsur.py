@@ -86,9 +86,9 @@ def test_both_losses_are_taken_on_the_same_fresh_batch(monkeypatch):
     seen: list[Tensor] = []
     honest = TrainingContext.raw_losses
 
-    def watched(self: TrainingContext, indices: Tensor, loss: Any) -> Tensor:
+    def watched(self: TrainingContext, indices: Tensor, loss: Any, **options: Any) -> Tensor:
         seen.append(indices)
-        return honest(self, indices, loss)
+        return honest(self, indices, loss, **options)
 
     monkeypatch.setattr(TrainingContext, "raw_losses", watched)
     for _ in engine.releases(F.cross_entropy):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sluice.data import TensorExamples
 from sluice.data.transforms import unscaled
 from sluice.gradients import PerSampleGradients
+from sluice.randomness.noise import SeededNoise
 from sluice.training.batches import Batches
-from sluice.training.context import RawSum
+from sluice.training.context import RawSum, TrainingContext
+from sluice.training.weights import WeightUpdater
 
 VALUES, LABELS = torch.arange(20.0)[:, None], torch.arange(20)
 
@@ -63,3 +69,55 @@ def test_an_empty_sum_is_zero_for_every_parameter():
     sums = RawSum(PerSampleGradients(model)).tensors()
     assert list(sums) == [name for name, _ in model.named_parameters()]
     assert all(bool((value == 0).all()) for value in sums.values())
+
+
+def make_context(model: nn.Module, x: torch.Tensor, y: torch.Tensor, piece_size: int = 1024) -> TrainingContext:
+    return TrainingContext(
+        gradients=PerSampleGradients(model),
+        batches=Batches(TensorDataset(x, y)),
+        updater=WeightUpdater(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
+        noise=SeededNoise(0),
+        piece_size=piece_size,
+        before_release=lambda number: None,
+    )
+
+
+@pytest.mark.parametrize("expected_size", [math.inf, 12.0])
+def test_losses_at_several_weights_are_those_of_each_record_alone(expected_size):
+    x, y = torch.randn(40, 3), torch.randint(2, (40,))
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+    context = make_context(model, x, y, piece_size=16)
+    indices, points = torch.randperm(40)[:23], [torch.randn(2, 3) for _ in range(3)]
+
+    def placed(weight: torch.Tensor) -> None:
+        model[0].weight.data.copy_(weight)
+
+    moves = [partial(placed, weight) for weight in points]
+    found = context.raw_losses_at(moves, indices, F.cross_entropy, expected_size=expected_size)
+    assert found.shape == (3, 23)
+    bias = model[0].bias.detach().double()
+    for row, weight in zip(found, points, strict=True):
+        for loss, index in zip(row, indices, strict=True):
+            output = x[index].double() @ weight.double().T + bias
+            assert float(loss) == pytest.approx(float(F.cross_entropy(output, y[index])), rel=1e-5, abs=1e-6)
+    assert model.training
+    assert context.raw_losses_at(moves, indices[:0], F.cross_entropy).shape == (3, 0)
+
+
+@pytest.mark.parametrize("count", [1, 5, 15, 16, 37])
+def test_a_loss_does_not_depend_on_the_others_of_its_sample(count):
+    """Forward passes have one shape, that of an expected sample, however many records there are."""
+    rows: list[int] = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows.append(len(x))
+            return super().forward(x)
+
+    x, y = torch.randn(40, 300), torch.randint(2, (40,))
+    context = make_context(Counted(300, 2), x, y)
+    every = context.raw_losses(torch.arange(40), F.cross_entropy, expected_size=9.0)
+    order = torch.randperm(40)[:count]
+    assert torch.equal(context.raw_losses(order, F.cross_entropy, expected_size=9.0), every[order])
+    assert len(set(rows)) == 1
+    assert 9 <= rows[0] < 40

@@ -29,7 +29,7 @@ from sluice.features.examples import RowExamples
 from sluice.methods import method_of
 from sluice.runs.folder import configuration_hash, may_begin
 
-_ROWS_AT_ONCE = 2000
+_ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ from sluice.runs.folder import configuration_hash, may_begin
 
 _LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting")
 _SECONDS_BETWEEN_NOTES = 5.0
+_CHECKPOINTS = 20  # an interrupted cell repeats a twentieth at most; more of them took up to a tenth of its time
 
 #: What ends a cell without ending the others. Anything else is a mistake in the program and stops the command.
 _FAILURES = (SluiceError, RuntimeError, ValueError, ArithmeticError, OSError)
@@ -143,15 +144,20 @@ def _train(
 ) -> TrainResult:
     settings = planned.settings
     splits = spoiled(_splits(settings.dataset, settings.features, settings.model, data_dir), planned.spoiling)
-    observe = None if watcher is None else watcher.observe_attempt
+    training = partial(
+        Training,
+        settings=settings,
+        splits=splits,
+        checkpoint_every=max(1, settings.releases // _CHECKPOINTS),
+        report=report,
+        observe_attempt=None if watcher is None else watcher.observe_attempt,
+    )
     if may_begin(path):
-        return Training(settings=settings, splits=splits, report=report, observe_attempt=observe).start(path)
+        return training().start(path)
     recorded = recorded_run(path)
     if recorded.result is not None:
         return recorded.result
-    return Training(
-        settings=settings, splits=splits, mechanism=recorded.mechanism, report=report, observe_attempt=observe
-    ).resume(path)
+    return training(mechanism=recorded.mechanism).resume(path)
 
 
 @lru_cache(maxsize=1)

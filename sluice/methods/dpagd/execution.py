@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,15 +125,16 @@ class AdaptiveDescent(ReplayableExecutor[Measurement]):
     def _raw_losses_along(self, direction: Mapping[str, Tensor], steps: Sequence[float], loss: Loss) -> Tensor:
         """The summed losses after each step, of the same records: integers, sensitive. The weights come back."""
         sample = self._sample(self.mechanism.loss_rate)
-        raw_sums = []
         weights = self.context.updater.weights()
         with torch.no_grad(), self.context.updater.trial() as parameters:
-            for step in steps:
+
+            def make(step: float) -> None:
                 for name, value in moved(weights, direction, step).items():
                     parameters[name].copy_(value)
-                raw_losses = self.context.raw_losses(sample, loss)
-                raw_sums.append(loss_parts(raw_losses, loss_clip=self.mechanism.loss_clip).sum())
-        return self.context.workers.total(torch.stack(raw_sums))
+
+            raw_losses = self.context.raw_losses_at([partial(make, step) for step in steps], sample, loss)
+        raw_parts = loss_parts(raw_losses, loss_clip=self.mechanism.loss_clip)
+        return self.context.workers.total(raw_parts.sum(dim=1))
 
     def _refresh(self, step: float) -> None:
         """Take the longest of the steps made lately as the measure of those to come."""

@@ -62,10 +62,10 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
             measured += len(indices)
             candidate = self._noisy_gradient(indices, loss)
             tested = self._tests.sample()
-            raw_before = self.context.raw_losses(tested, loss)
+            raw_before = self._raw_losses(tested, loss)
             with self.context.updater.trial():
                 self.context.updater.step(candidate)
-                raw_change = self._raw_change(raw_before, self.context.raw_losses(tested, loss))
+                raw_change = self._raw_change(raw_before, self._raw_losses(tested, loss))
             if self._passes(raw_change):
                 accepted = Accepted(gradient=candidate, attempts=attempts)
                 return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
@@ -103,6 +103,9 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
             raw_sum, noise_multiplier=self._mechanism.noise_multiplier, sensitivity=scaling.sensitivity
         )
         return {name: noisy.div_(self._mechanism.expected_batch_size) for name, noisy in gradient.items()}
+
+    def _raw_losses(self, tested: Tensor, loss: Loss) -> Tensor:
+        return self.context.raw_losses(tested, loss, expected_size=self._mechanism.expected_validation_size)
 
     def _raw_change(self, raw_before: Tensor, raw_after: Tensor) -> float:
         """The clipped change of the loss. One that is not a number counts as the worst there is."""
