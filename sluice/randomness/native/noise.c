@@ -16,7 +16,7 @@
 #define INFINITE 0x7ff0000000000000 /* the digits of infinity as a double; those of NaN are larger */
 #define FEWEST_DIGITS ((int64_t)1 << 32) /* of a radius for which `settled` has a bound */
 
-enum { PAIRS = 512, ROOM = PAIRS + 2 * BLOCKS * BLOCK_NUMBERS };
+enum { PAIRS = 256, ROOM = PAIRS + 2 * BLOCKS * BLOCK_NUMBERS };
 
 /* All entries of some tensors, as one vector. */
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     int broken;                        /* whether an entry was NaN or infinite */
 } Found;
 
-enum { FEW = 64 }; /* chunks for which waking another thread does not pay */
+enum { FEW = 128 }; /* chunks for which waking another thread does not pay */
 
 /* Entries of one tensor: to = step * (rint(to / step) + noise). Returns whether all were finite. */
 #define ADD_ON_GRID(type)                                                                   \
