@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sluice._base import validate
-from sluice._base.errors import DataError, InputError
+from sluice._base.errors import InputError
 from sluice._base.grids import bernoulli_threshold, power_of_two_below, release_grid
 from sluice.randomness.keystream import Keystream
 from sluice.randomness.native.kernels import workable
@@ -219,17 +219,12 @@ def noisy_sum(
         |---|---|
         | no tensors, or empty batch (all zeros) | noise alone, as for any other sum |
         | beyond ``2^52`` grid steps | clamped there, which raises no sensitivity |
-        | NaN or infinite | DataError, nothing is released |
+        | NaN or infinite | DataError, nothing is released; entries of float32 and float64 tensors become NaN |
     """
     validate.positive(noise_multiplier=noise_multiplier, sensitivity=sensitivity)
     validate.non_negative(sum_error=sum_error)
     work = [_work_on(tensor) for tensor in raw_sum]
     entries = Entries(work)
-    if not entries.all_finite():
-        raise DataError(
-            "raw_sum holds NaN or infinite entries and cannot be released: the contribution of a record whose gradient "
-            "is not finite must be set to zero before it is added; lower the learning rate if all of them are."
-        )
     step, std = release_grid(
         noise_multiplier=noise_multiplier,
         sensitivity=sensitivity,

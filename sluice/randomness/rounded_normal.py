@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sluice._base import validate
-from sluice._base.errors import InputError
+from sluice._base.errors import DataError, InputError
 from sluice.randomness.keystream import Keystream
 from sluice.randomness.native import kernels
 from sluice.randomness.native.kernels import PAIRS_PER_BLOCK, OpenPair
@@ -58,15 +58,11 @@ class Entries:
         self.count = self._starts[-1]
         self._vector = kernels.Vector(tensors, self._starts) if kernels.available(self.count) else None
 
-    def all_finite(self) -> bool:
-        if self._vector is not None:
-            return kernels.all_finite(self._vector)
-        return all(math.isfinite(end) for each in self._tensors if each.numel() for end in torch.aminmax(each.detach()))
-
     def add_rounded_normals(self, *, scale: float, step: float, digits: Digits) -> None:
         """Replace each entry x by ``step * (rint(x / step) + rint(scale * Z))``, Z independent real standard normals.
 
-        ``step`` is a power of two, and ``rint(x / step)`` is clamped to ``2^52`` either way.
+        ``step`` is a power of two, and ``rint(x / step)`` is clamped to ``2^52`` either way. If an entry is NaN or infinite, this
+        ends by a DataError, and all entries are NaN.
 
         Guarantee:
             The law is exactly that, given uniform ``digits``, and library functions within 4 units in the last place
@@ -79,13 +75,24 @@ class Entries:
             open_pairs = kernels.add_rounded_normals(self._vector, scale=scale, step=step, stream=digits)
         else:
             open_pairs = self._add_by_torch(scale=scale, step=step, digits=digits)
+        if open_pairs is None:
+            # Some have noise by now, and infinite ones would pass for large ones if they were given again.
+            for tensor in self._tensors:
+                tensor.detach().fill_(math.nan)
+            raise DataError(
+                "raw_sum holds NaN or infinite entries and cannot be released: the contribution of a record whose gradient "
+                "is not finite must be set to zero before it is added; lower the learning rate if all of them are."
+            )
         # Their entries are rounded to the grid already; that changes nothing when it is done again.
         for pair, radius_digits, angle_digits in open_pairs:
             settled = settle(radius_digits, angle_digits, scale=scale, digits=digits)
             for place, number in zip(self._places(pair), settled, strict=True):
                 self._add(place, torch.tensor([number], dtype=torch.float64), step)
 
-    def _add_by_torch(self, *, scale: float, step: float, digits: Digits) -> list[OpenPair]:
+    def _add_by_torch(self, *, scale: float, step: float, digits: Digits) -> list[OpenPair] | None:
+        ends = (end for each in self._tensors if each.numel() for end in torch.aminmax(each.detach()))
+        if not all(map(math.isfinite, ends)):
+            return None
         open_pairs: list[OpenPair] = []
         pairs = (self.count + 1) // 2
         workspace = _Workspace(min(PAIRS_PER_BLOCK, pairs))

@@ -14,7 +14,8 @@ from typing import Any
 
 from sluice._base.errors import DataError
 from sluice._base.files import explained, flush, read_bytes
-from sluice.runs.records import decode_record, encode_record, write_over
+from sluice.runs.record_writer import RecordWriter
+from sluice.runs.records import decode_record, encode_record
 
 _MAGIC = b"sluice checkpoint 2\n"
 _READABLE = (_MAGIC, b"sluice checkpoint 1\n")
@@ -52,34 +53,35 @@ def save_checkpoint(folder: Path, payload: Mapping[str, Any], *, config_hash: st
     Guarantee:
         After a crash at any instant the last checkpoint that was returned from here can be read.
     """
-    draft = draft_checkpoint(folder, payload, config_hash=config_hash, release=release)
+    draft = draft_checkpoint(folder, payload, config_hash=config_hash, release=release, writer=RecordWriter())
     draft.complete()
     return draft.target
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointDraft:
-    """A checkpoint that is written, but neither on disk for sure nor in its place.
+    """A checkpoint that is copied, but neither on disk nor in its place.
 
     Attributes:
         size: in bytes.
+        write: what to call, once, to write it and wait for the disk.
         reuse: whether to keep the file of the oldest checkpoint to write the next one into, which is faster.
     """
 
     target: Path
     size: int
-    flush: Callable[[], None]
+    write: Callable[[], None]
     reuse: bool
 
     def complete(self) -> None:
-        """Wait for the disk, put the checkpoint in its place, and remove all but the last two.
+        """Write the checkpoint, put it in its place, and remove all but the last two.
 
-        It reads nothing but files, so it may run while the state that was written changes.
+        It reads nothing but the copy and files, so it may run while the state changes.
         """
         folder = self.target.parent
         draft = folder / _DRAFT
         try:
-            self.flush()
+            self.write()
             with explained("write", self.target):
                 os.replace(draft, self.target)
                 flush(folder)
@@ -99,19 +101,24 @@ class CheckpointDraft:
 
 
 def draft_checkpoint(
-    folder: Path, payload: Mapping[str, Any], *, config_hash: str, release: int, reuse: bool = False
+    folder: Path,
+    payload: Mapping[str, Any],
+    *,
+    config_hash: str,
+    release: int,
+    writer: RecordWriter,
+    reuse: bool = False,
 ) -> CheckpointDraft:
     """The first half of `save_checkpoint`: afterwards the state may change."""
-    parts = encode_record(_MAGIC, payload, config_hash=config_hash, release=release)
+    record = encode_record(_MAGIC, payload, config_hash=config_hash, release=release)
     with explained("create", folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        wait = write_over(folder / _DRAFT, parts)
+        write = writer.write_over(folder / _DRAFT, record)
     except BaseException:
         remove_draft(folder)
         raise
-    size = sum(len(part) for part in parts)
-    return CheckpointDraft(target=_path(folder, release), size=size, flush=wait, reuse=reuse)
+    return CheckpointDraft(target=_path(folder, release), size=record.size, write=write, reuse=reuse)
 
 
 def remove_draft(folder: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 from sluice._base.background import Background
 from sluice._base.errors import DataError
 from sluice._base.files import explained, flush, read_bytes
-from sluice.runs.records import decode_record, encode_record, release_of_record, write_over
+from sluice.runs.record_writer import RecordWriter
+from sluice.runs.records import decode_record, encode_record, release_of_record
 
 _MAGIC = b"sluice journal 1\n"
 _NAME = re.compile(r"slot-(\d{4})\.journal")
@@ -37,37 +38,38 @@ class Journal:
     def __init__(self, folder: Path, *, config_hash: str) -> None:
         self._folder = folder
         self._config_hash = config_hash
-        self._flushing = Background()
+        self._writer = RecordWriter()
+        self._writing = Background()
         #: The release in each slot; None where the slot may be written to.
         self._slots: dict[int, int | None] = {
             number: release_of_record(_MAGIC, path) for number, path in _slots_in(folder).items()
         }
 
     def append(self, release: int, payload: Mapping[str, Any]) -> int:
-        """Write the entry that leads to this number of releases; how many bytes it has.
+        """Copy the entry that leads to this number of releases, and begin to write it; how many bytes it has.
 
         Guarantee:
-            When this returns, the death of the process cannot lose the entry, and tensors may change.
+            When this returns, tensors may change.
         """
         self.wait()
-        parts = encode_record(_MAGIC, payload, config_hash=self._config_hash, release=release)
+        record = encode_record(_MAGIC, payload, config_hash=self._config_hash, release=release)
         free = next((slot for slot, kept in self._slots.items() if kept is None), None)
         slot = next(slot for slot in count() if slot not in self._slots) if free is None else free
-        flush_entry = write_over(self._path(slot), parts)
+        write_entry = self._writer.write_over(self._path(slot), record)
         self._slots[slot] = release
 
         def on_disk() -> None:
-            flush_entry()
+            write_entry()
             if free is None:
                 with explained("write", self._folder):
                     flush(self._folder)
 
-        self._flushing.start(on_disk)
-        return sum(len(part) for part in parts)
+        self._writing.start(on_disk)
+        return record.size
 
     def wait(self) -> None:
         """Return when the last entry is on disk."""
-        self._flushing.wait()
+        self._writing.wait()
 
     def _path(self, slot: int) -> Path:
         return self._folder / f"slot-{slot:04d}.journal"

@@ -1,15 +1,11 @@
-"""Records of a run's state: plain data and tensors in one file, with a checksum, read back without running any code.
-
-Tensors are written from where they are, without a copy, and over a file that exists: a file system hands out fresh blocks,
-and the system fresh memory for them, at several times the price of used ones.
-"""
+"""Records of a run's state: plain data and tensors in one file, with a checksum, read back without running any code."""
 
 from __future__ import annotations
 
 import io
-import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +14,57 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
 from sluice._base.errors import DataError, InputError
-from sluice._base.files import canonical_json, explained, flush_data, parse_json, sha256_hex
+from sluice._base.files import canonical_json, explained, parse_json, sha256_hex
 
 Buffer = bytes | memoryview
+
+BLOCK = 4096
+"""A record has a multiple of this many bytes: disks are written to in whole blocks."""
 
 # The checksum is a polynomial hash under a public key: it finds damage (missed with odds below 2^-80), not forgery, and
 # takes a seventh of the time of sha256.
 _CHECKSUM_KEY = bytes(range(1, 33))
+_CHECKSUM_SIZE = 16
 _HEAD = {"configuration", "release", "structure", "bytes", "checksum"}
 _EARLIER_HEAD = {"configuration", "release", "bytes", "sha256"}  # tensors were part of the structure
 _COUNTS = ("release", "structure", "bytes")
 _MOST_HEAD = 4096
 
 
-def encode_record(magic: bytes, payload: Mapping[str, Any], *, config_hash: str, release: int) -> list[Buffer]:
-    """A record in the parts that are written one after the other; tensors are not copied, so write it at once.
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A record that is yet to be written: its first line, once the checksum is known, and then its parts.
+
+    Attributes:
+        head: what the first line says, but for the checksum.
+        parts: where the content is now. Tensors are not copied: it changes when they do.
+    """
+
+    magic: bytes
+    head: Mapping[str, Any]
+    parts: Sequence[Buffer]
+
+    def begin_checksum(self) -> Poly1305:
+        """The checksum of the head. Update it with the parts, in any pieces."""
+        checksum = Poly1305(_CHECKSUM_KEY)
+        checksum.update(canonical_json(self.head))
+        return checksum
+
+    def first_line(self, checksum: bytes) -> bytes:
+        return self.magic + canonical_json({**self.head, "checksum": checksum.hex()}) + b"\n"
+
+    @property
+    def begin(self) -> int:
+        """Where the content begins: how long the first line is."""
+        return len(self.first_line(bytes(_CHECKSUM_SIZE)))
+
+    @property
+    def size(self) -> int:
+        return self.begin + int(self.head["bytes"])
+
+
+def encode_record(magic: bytes, payload: Mapping[str, Any], *, config_hash: str, release: int) -> Record:
+    """A record of a state.
 
     Args:
         payload: tensors, numbers, strings, bytes, None, and lists, tuples or dictionaries of them.
@@ -45,14 +77,17 @@ def encode_record(magic: bytes, payload: Mapping[str, Any], *, config_hash: str,
     structure = io.BytesIO()
     torch.save(_without_values(payload, "payload", tensors), structure)
     parts: list[Buffer] = [structure.getvalue(), *(_bytes_of(tensor) for tensor in tensors)]
-    head = {
+    head: dict[str, Any] = {
         "configuration": config_hash,
         "release": release,
         "structure": len(parts[0]),
         "bytes": sum(len(part) for part in parts),
     }
-    checksum = _checksum([canonical_json(head), *parts])
-    return [magic + canonical_json({**head, "checksum": checksum}) + b"\n", *parts]
+    # Zeros behind the last tensor, which reading leaves alone. Counting them may make the first line longer.
+    while excess := (record := Record(magic=magic, head=head, parts=parts)).size % BLOCK:
+        parts.append(bytes(BLOCK - excess))
+        head["bytes"] += BLOCK - excess
+    return record
 
 
 def decode_record(
@@ -91,38 +126,6 @@ def release_of_record(magic: bytes, path: Path) -> int | None:
         return None
 
 
-def write_over(path: Path, parts: Sequence[Buffer]) -> Callable[[], None]:
-    """Write a record over a file, or into a new one for the owner only.
-
-    The file is not whole in between: whoever reads it must be able to do without it. That a new file is there at all is on
-    disk only once its folder is (`sluice._base.files.flush`).
-
-    Returns:
-        What to call, once, to wait until the record is on disk. A process that is killed before leaves it to the system,
-        which still has it; a loss of power does not.
-    """
-    with explained("write", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            for part in parts:
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-            os.ftruncate(descriptor, sum(len(part) for part in parts))
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    def finish() -> None:
-        try:
-            with explained("write", path):
-                flush_data(descriptor)
-        finally:
-            os.close(descriptor)
-
-    return finish
-
-
 def _read_head(magic: bytes | tuple[bytes, ...], data: bytes, *, what: str) -> tuple[dict[str, Any], int]:
     """The first line of a record behind its magic, and where its content begins."""
     if not data.startswith(magic):
@@ -141,14 +144,10 @@ def _is_whole(head: Mapping[str, Any], content: Buffer) -> bool:
     checked = {name: value for name, value in head.items() if name not in ("checksum", "sha256")}
     if "sha256" in head:
         return bool(head["sha256"] == sha256_hex(canonical_json(checked) + bytes(content)))
-    return bool(head["checksum"] == _checksum([canonical_json(checked), content]))
-
-
-def _checksum(parts: Sequence[Buffer]) -> str:
-    total = Poly1305(_CHECKSUM_KEY)
-    for part in parts:
-        total.update(part)
-    return total.finalize().hex()
+    checksum = Poly1305(_CHECKSUM_KEY)
+    checksum.update(canonical_json(checked))
+    checksum.update(content)
+    return bool(head["checksum"] == checksum.finalize().hex())
 
 
 def _load_plain(content: Buffer, *, what: str) -> dict[str, Any]:
@@ -213,4 +212,4 @@ def _with_values(structure: dict[str, Any], content: memoryview) -> dict[str, An
     return result
 
 
-__all__ = ["decode_record", "encode_record", "release_of_record", "write_over"]
+__all__ = ["BLOCK", "Buffer", "Record", "decode_record", "encode_record", "release_of_record"]

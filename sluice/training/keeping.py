@@ -12,6 +12,7 @@ from sluice._base.background import Background
 from sluice._base.errors import InputError, SluiceError
 from sluice.runs.checkpoint import checkpoint_releases, draft_checkpoint, load_checkpoint, remove_draft, save_checkpoint
 from sluice.runs.journal import Journal
+from sluice.runs.record_writer import RecordWriter
 from sluice.training.state import TrainingState
 
 # A checkpoint is due when the journal has grown by this many times its size, but not for less than so many bytes, and
@@ -47,6 +48,7 @@ class StateKeeper:
         self._folder = folder
         self._config_hash = config_hash
         self._every = every if every is not None or state.replayable else 1
+        self._writer = RecordWriter()
         self._saving = Background()
         self._unsettled = False
         self.begin(continues=continues)
@@ -107,6 +109,7 @@ class StateKeeper:
             state.without_history() if brief else state.state_dict(),
             config_hash=self._config_hash,
             release=state.executor.released,
+            writer=self._writer,
             reuse=self._every is None,
         )
         self._size, self._bytes, self._entries = draft.size, 0, 0

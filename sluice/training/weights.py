@@ -185,7 +185,7 @@ def _digest(tensor: Tensor) -> tuple[int, ...]:
     rest = flat.numel() % together if flat.storage_offset() % together == 0 else flat.numel()
     words, left = flat[: flat.numel() - rest], flat[flat.numel() - rest :]
     total = int(words.view(torch.int64).sum()) if words.numel() else 0
-    return total, int(left.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+    return total, int(left.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64)) if rest else 0
 
 
 def averaged(module: nn.Module, *, decay: float) -> AveragedModel:

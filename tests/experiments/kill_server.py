@@ -62,6 +62,10 @@ def log_updates(log: str) -> None:
     SelectiveReleaseExecutor.publish = publish
 
 
+SECTOR = 512
+"""Of a disk, which writes no less where a file is written to past the system's memory."""
+
+
 class Countdown:
     """Kills the process at the chosen call of those that are watched; counts them all."""
 
@@ -84,17 +88,23 @@ class Countdown:
 
     def watch_writes(self) -> None:
         """Only half of a write may reach the file before the end."""
-        original = os.write
+        for name in ("write", "pwrite"):
+            self._watch_writes(name)
 
-        def watched(descriptor: int, content: Any) -> int:
-            self.reached("before write")
+    def _watch_writes(self, name: str) -> None:
+        original = getattr(os, name)
+
+        def watched(descriptor: int, content: Any, *place: int) -> int:
+            self.reached(f"before {name}")
             half = len(content) // 2
+            if place:
+                half -= half % SECTOR
             if self._chosen == self.count + 1:
-                original(descriptor, bytes(content)[:half])
-            self.reached("half of write")
-            return original(descriptor, content)
+                original(descriptor, memoryview(content)[:half], *place)
+            self.reached(f"half of {name}")
+            return original(descriptor, content, *place)
 
-        os.write = watched
+        setattr(os, name, watched)
 
     def reached(self, name: str) -> None:
         with self._lock:  # the disk is waited for in another thread

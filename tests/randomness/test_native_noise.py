@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sluice._base import native
+from sluice._base.errors import DataError
 from sluice.randomness.keystream import LONGEST, Keystream
 from sluice.randomness.native import kernels
 from sluice.randomness.noise import SecureNoise, SeededNoise, noisy_sum
@@ -171,6 +172,36 @@ def test_normals_keep_the_error_bound(built: ctypes.CDLL) -> None:
     assert kernels.ERROR_BOUND / 10 < worst < kernels.ERROR_BOUND
 
 
+def settled_by(built: ctypes.CDLL, pairs: np.ndarray, *, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Which pairs the kernel settles by the bound of their own, and as which integers."""
+    draw = kernels._Draw(scale=scale, largest=kernels.LARGEST_RADIUS_DIGITS)
+    found, certain = np.empty(pairs.shape), np.empty(len(pairs), dtype=np.uint8)
+    arrays = (ctypes.c_void_p(array.ctypes.data) for array in (pairs, found, certain))
+    built.settle_pairs(ctypes.byref(draw), ctypes.c_int64(len(pairs)), *arrays)
+    return certain.astype(bool), found
+
+
+@pytest.mark.parametrize("power", [20, 30, 34, 40])
+def test_pairs_with_a_bound_of_their_own_are_settled_right(built: ctypes.CDLL, power: int) -> None:
+    """Whatever digits follow: few or none of them, or nothing but ones."""
+    source = np.random.default_rng(power)
+    radii, angles = edges()
+    radii += [2**32 - 1, 2**32, 2**32 + 1, *(int(2.0**each) for each in source.uniform(32, 45, 1000))]
+    pairs = np.array([(digits, angles[(7 * k) % len(angles)]) for k, digits in enumerate(radii)], dtype=np.int64)
+    scale = 2.0**power
+    certain, found = settled_by(built, pairs, scale=scale)
+    assert not certain[(pairs[:, 0] < 2**32) | (pairs[:, 0] > kernels.LARGEST_RADIUS_DIGITS)].any()
+    assert certain.mean() > (0.9 if power == 20 else 0.3)
+    assert certain[pairs[:, 0] < 2**45].any()
+    with mpmath.workprec(200):
+        for (radius_digits, angle_digits), integers in zip(pairs[certain].tolist(), found[certain], strict=True):
+            for end in (0, 1):
+                radius = scale * mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(radius_digits + end) / 2**63))
+                angle = mpmath.pi * (angle_digits + end) / 2**63
+                exact = [int(mpmath.nint(radius * wave)) for wave in (mpmath.cos(angle), mpmath.sin(angle))]
+                assert exact == integers.tolist()
+
+
 def test_the_known_answer_is_that_of_torch(built: ctypes.CDLL) -> None:
     assert kernels._works(built)
     with without_the_kernel():
@@ -222,9 +253,12 @@ def test_digits_that_settle_come_after_all_others(monkeypatch: pytest.MonkeyPatc
 
 # Streams found by search.
 @pytest.mark.parametrize(
-    ("number", "radius"), [(55584615, 9938103), (18113380, 6521463885), (84179255, 2**63 - 1486334178)]
+    ("number", "radius", "by_kernel"),
+    [(55584615, 9938103, False), (18113380, 6521463885, True), (84179255, 2**63 - 1486334178, False)],
 )
-def test_radii_beyond_the_error_bound_are_settled(number: int, radius: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_radii_beyond_the_error_bound_are_settled(
+    number: int, radius: int, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def watched(radius_digits: int, angle_digits: int, *, scale: float, digits: Digits) -> tuple[int, int]:
@@ -233,9 +267,40 @@ def test_radii_beyond_the_error_bound_are_settled(number: int, radius: int, monk
 
     monkeypatch.setattr("sluice.randomness.rounded_normal.settle", watched)
     found = rounded_normals(128, scale=2.0**20, digits=Keystream(key=KEY, number=number))
-    assert seen == [radius]
+    assert seen == ([] if by_kernel else [radius])
     with without_the_kernel():
         assert torch.equal(rounded_normals(128, scale=2.0**20, digits=Keystream(key=KEY, number=number)), found)
+    assert radius in seen
+
+
+@pytest.mark.parametrize("scale", [2.0**20, 2.0**26, 2.0**34])
+def test_few_pairs_are_left_to_interval_arithmetic(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long for one as the kernel for ten thousand."""
+    seen = []
+
+    def watched(radius_digits: int, angle_digits: int, *, scale: float, digits: Digits) -> tuple[int, int]:
+        seen.append(radius_digits)
+        return settle(radius_digits, angle_digits, scale=scale, digits=digits)
+
+    monkeypatch.setattr("sluice.randomness.rounded_normal.settle", watched)
+    count = 2_000_000
+    rounded_normals(count, scale=scale, digits=Keystream(key=KEY, number=3))
+    assert len(seen) < 2 + count * scale * kernels.ERROR_BOUND
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("place", [0, 1, 511, 512, 65_535, 65_536, 149_998, 149_999])
+def test_one_entry_that_is_not_finite_ends_a_release(
+    value: float, dtype: torch.dtype, place: int, threads: None
+) -> None:
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        raw = [torch.zeros(3), torch.full((150_000,), torch.finfo(dtype).max, dtype=dtype)]
+        noisy_sum(raw, noise_multiplier=1.0, sensitivity=1.0, noise=SecureNoise())
+        raw[1][place] = value
+        with pytest.raises(DataError, match="NaN or infinite"):
+            noisy_sum(raw, noise_multiplier=1.0, sensitivity=1.0, noise=SecureNoise())
 
 
 def raw_tensors(sizes: Sequence[int], *, step: float) -> list[Tensor]:

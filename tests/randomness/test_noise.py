@@ -393,10 +393,11 @@ def test_noisy_sum_has_the_stated_spread() -> None:
 def test_noisy_sum_refuses_what_is_not_finite(bad: float, dtype: torch.dtype, place: int) -> None:
     raw = [torch.ones(3), torch.ones(140_000, dtype=dtype)]
     raw[1][place] = bad
-    before = [tensor.clone() for tensor in raw]
-    with pytest.raises(DataError, match="raw_sum"):
-        noisy_sum(raw, noise_multiplier=1.0, sensitivity=1.0, noise=SecureNoise())
-    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(raw, before, strict=True))
+    for _ in range(2):  # whoever tries again must not get what the first call has left
+        with pytest.raises(DataError, match="raw_sum"):
+            noisy_sum(raw, noise_multiplier=1.0, sensitivity=1.0, noise=SecureNoise())
+    assert raw[0].isnan().all()
+    assert raw[1].isnan().all() or dtype is torch.bfloat16
 
 
 def test_zero_has_no_sign() -> None:

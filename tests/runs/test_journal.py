@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import tempfile
 import threading
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from sluice._base.background import Background
 from sluice._base.errors import DataError, InputError
-from sluice.runs import records
+from sluice.runs import record_writer
 from sluice.runs.journal import Journal
-from sluice.runs.records import decode_record, encode_record
+from sluice.runs.record_writer import RecordWriter
+from sluice.runs.records import BLOCK, decode_record, encode_record
 
 CONFIG = "ab" * 32
 MAGIC = b"magic\n"
@@ -35,8 +40,16 @@ def numbers(journal: Journal, *, after: int) -> list[int]:
     return [entry["number"] for entry in journal.entries(after=after)]
 
 
-def record_of(payload: dict[str, Any]) -> bytes:
-    return b"".join(bytes(part) for part in encode_record(MAGIC, payload, config_hash=CONFIG, release=3))
+def record_of(payload: dict[str, Any], *, most_room: int = 1 << 20) -> bytes:
+    record = encode_record(MAGIC, payload, config_hash=CONFIG, release=3)
+    with tempfile.NamedTemporaryFile() as file:
+        RecordWriter(most_room=most_room).write_over(Path(file.name), record)()
+        return Path(file.name).read_bytes()
+
+
+def content_end(record: bytes) -> int:
+    """Where the zeros begin that fill up the last block."""
+    return len(record.rstrip(b"\0"))
 
 
 DTYPES = [
@@ -76,14 +89,70 @@ def test_views_and_structures_come_back():
 
 
 def test_every_cut_and_every_changed_byte_is_noticed():
-    whole = record_of({"t": torch.randn(5), "n": 1})
+    whole = record_of({"t": torch.arange(1.0, 6.0), "n": 1})
+    end = content_end(whole)
+    assert len(whole) % BLOCK == 0
     for position in range(len(whole)):
         changed = whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :]
-        for damaged in (whole[:position], changed, whole[:position] + bytes(len(whole) - position)):
+        zeros = [whole[:position] + bytes(len(whole) - position)] if position < end else []
+        for damaged in (whole[:position], changed, *zeros):
             with pytest.raises((DataError, InputError)):
                 decode_record(MAGIC, damaged, what="it", config_hash=CONFIG)
     with pytest.raises(DataError, match="is damaged"):
         decode_record(MAGIC, whole + b"x", what="it", config_hash=CONFIG)
+
+
+@pytest.mark.parametrize("size", [1, BLOCK, 5 * BLOCK, 100_003])
+@pytest.mark.parametrize("blocks", [2, 3, 1000])
+def test_records_that_are_larger_than_the_room_come_back(size, blocks):
+    tensors = [torch.arange(size) % 251, torch.arange(3 * size).to(torch.uint8)]
+    _, found = decode_record(MAGIC, record_of({"t": tensors}, most_room=blocks * BLOCK), what="it", config_hash=CONFIG)
+    assert all(map(torch.equal, found["t"], tensors))
+
+
+def test_a_record_is_that_of_the_state_when_it_was_copied(tmp_path, monkeypatch):
+    run = Background._run
+
+    def late(*args: Any) -> None:
+        time.sleep(0.02)
+        run(*args)
+
+    monkeypatch.setattr(Background, "_run", late)
+    tensor = torch.zeros(1000)
+    journal = journal_in(tmp_path)
+    for release in (1, 2, 3):
+        journal.append(release, {"t": tensor})
+        tensor += 1
+    journal.wait()
+    found = [entry["t"].unique().tolist() for entry in journal_in(tmp_path).entries(after=0)]
+    assert found == [[0.0], [1.0], [2.0]]
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_file_systems_that_want_their_own_memory_used_get_their_way(tmp_path, monkeypatch, refused):
+    """Some refuse O_DIRECT at once, others once blocks do not suit them."""
+    system_open, system_write, tried = os.open, os.pwrite, []
+
+    def opening(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if refused == "open" and flags & os.O_DIRECT:
+            tried.append(path)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return system_open(path, flags, *args, **options)
+
+    def writing(descriptor: int, content: Any, place: int) -> int:
+        if refused == "write" and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            tried.append(descriptor)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return system_write(descriptor, content, place)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "pwrite", writing)
+    journal = journal_in(tmp_path)
+    for release in (1, 2):
+        journal.append(release, {"number": release})
+    journal.wait()
+    assert tried
+    assert numbers(journal_in(tmp_path), after=0) == [1, 2]
 
 
 def test_what_cannot_be_read_back_is_refused():
@@ -109,7 +178,8 @@ def test_entries_end_before_a_damaged_one(tmp_path, damage):
     if damage == "missing":
         second.unlink()
     else:
-        second.write_bytes(content[:-1] if damage == "torn" else content[:-30] + bytes(30))
+        end = content_end(content) - 10
+        second.write_bytes(content[:-1] if damage == "torn" else content[:end] + bytes(len(content) - end))
     assert numbers(journal_in(tmp_path), after=0) == [1]
     assert journal_in(tmp_path).read(2) is None
     assert numbers(journal_in(tmp_path), after=2) == [3]
@@ -134,7 +204,7 @@ def test_a_torn_entry_over_another_is_neither(tmp_path, place):
     journal.append(4, {"value": torch.full((3,), 4.0), "number": 4})
     journal.wait()
     new = (tmp_path / "slot-0000.journal").read_bytes()
-    cut = {"begin": 10, "middle": len(new) // 2, "end": len(new) - 5}[place]
+    cut = {"begin": 10, "middle": content_end(new) // 2, "end": content_end(new) - 1}[place]
     (tmp_path / "slot-0000.journal").write_bytes(new[:cut] + old[cut:])
     found = journal_in(tmp_path)
     assert numbers(found, after=1) == [2, 3]
@@ -161,18 +231,16 @@ def test_an_entry_of_another_configuration_is_refused(tmp_path):
         list(Journal(tmp_path, config_hash="cd" * 32).entries(after=0))
 
 
-def test_an_entry_is_flushed_in_the_background_and_errors_come_with_the_wait(tmp_path, monkeypatch):
+def test_an_entry_is_written_in_the_background_and_errors_come_with_the_wait(tmp_path, monkeypatch):
     may_fail = threading.Event()
 
     def full(descriptor: int) -> None:
         may_fail.wait()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(records, "flush_data", full)
+    monkeypatch.setattr(record_writer, "flush_data", full)
     journal = journal_in(tmp_path)
     journal.append(1, {"number": 1})
-    # The process may die now: the system has the entry.
-    assert numbers(journal_in(tmp_path), after=0) == [1]
     may_fail.set()
     with pytest.raises(DataError, match="free some space"):
         journal.wait()

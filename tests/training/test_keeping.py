@@ -22,7 +22,7 @@ from sluice.accounting.matrix.strategy import BandedToeplitz, BufferedLinearToep
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.methods.matrix import MatrixMechanism
-from sluice.runs import checkpoint, records
+from sluice.runs import checkpoint, record_writer
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.journal import Journal
 from sluice.runs.ledger import Ledger, read_ledger
@@ -368,7 +368,7 @@ def test_the_ordinary_loop_is_kept_too(tmp_path):
 def test_the_next_release_is_logged_only_when_the_last_entry_is_on_disk(tmp_path, monkeypatch):
     """What a loss of power can take is what the ledger's last line says, and nothing before it."""
     events: list[str] = []
-    flush, append = records.flush_data, Ledger.append_release
+    flush, append = record_writer.flush_data, Ledger.append_release
 
     def slowly(descriptor: int) -> None:
         time.sleep(0.02)
@@ -379,7 +379,7 @@ def test_the_next_release_is_logged_only_when_the_last_entry_is_on_disk(tmp_path
         events.append(f"logged {number}")
         append(self, number)
 
-    monkeypatch.setattr(records, "flush_data", slowly)
+    monkeypatch.setattr(record_writer, "flush_data", slowly)
     monkeypatch.setattr(Ledger, "append_release", logged)
     run = Run(MECHANISMS["dpsgd"], tmp_path / "kept").kept()
     events.clear()
@@ -399,7 +399,7 @@ def test_what_goes_wrong_in_the_background_ends_the_run_before_the_next_release(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        owner = records if what == "entry" else checkpoint
+        owner = record_writer if what == "entry" else checkpoint
         patch.setattr(owner, "flush_data" if what == "entry" else "flush", full)
         run.train(1)
         if what == "checkpoint":

@@ -13,7 +13,10 @@
 #include "box_muller.h"
 #include "chacha20.h"
 
-enum { PAIRS = 512, ROOM = PAIRS + 2 * BLOCKS * BLOCK_NUMBERS };
+#define INFINITE 0x7ff0000000000000 /* the digits of infinity as a double; those of NaN are larger */
+#define FEWEST_DIGITS ((int64_t)1 << 32) /* of a radius for which `settled` has a bound */
+
+enum { PAIRS = 256, ROOM = PAIRS + 2 * BLOCKS * BLOCK_NUMBERS };
 
 /* All entries of some tensors, as one vector. */
 typedef struct {
@@ -33,17 +36,27 @@ typedef struct {
     int64_t room, (*open)[3];          /* what is listed: number of the pair, digits of radius and angle */
 } Draw;
 
-enum { FEW = 64 }; /* chunks for which waking another thread does not pay */
+/* What the threads of a call have found. */
+typedef struct {
+    int64_t listed;
+    int broken;                        /* whether an entry was NaN or infinite */
+} Found;
 
-/* Entries of one tensor: to = step * (rint(to / step) + noise). */
+enum { FEW = 128 }; /* chunks for which waking another thread does not pay */
+
+/* Entries of one tensor: to = step * (rint(to / step) + noise). Returns whether all were finite. */
 #define ADD_ON_GRID(type)                                                                   \
-    static void add_to_##type(type *to, const double *noise, int64_t count, double step) {  \
+    static int add_to_##type(type *to, const double *noise, int64_t count, double step) {   \
         double steps = 1 / step, most = 0x1p52;                                             \
+        int64_t largest = 0; /* of the entries without their signs, by their digits */      \
         for (int64_t i = 0; i < count; i++) {                                               \
+            int64_t size = (int64_t)(bits_of((double)to[i]) & INT64_MAX);                   \
+            largest = size > largest ? size : largest;                                      \
             double x = (double)to[i] * steps;                                               \
             x = x < -most ? -most : x, x = x > most ? most : x;                             \
             to[i] = (type)((rint(x) + noise[i]) * step);                                    \
         }                                                                                   \
+        return largest < INFINITE;                                                          \
     }
 ADD_ON_GRID(float)
 ADD_ON_GRID(double)
@@ -61,19 +74,34 @@ static int64_t tensor_of(const Vector *vector, int64_t entry) {
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Noise for the entries that begin at one place, whichever tensors they are in; what is beyond the last entry is dropped. */
-static void add(const Vector *vector, int64_t entry, const double *noise, int64_t count, double step) {
+/* Noise for the entries that begin at one place, whichever tensors they are in; what is beyond the last entry is dropped. Returns whether all were finite. */
+static int add(const Vector *vector, int64_t entry, const double *noise, int64_t count, double step) {
     int64_t end = smaller(entry + count, vector->starts[vector->tensors]);
+    int finite = 1;
     for (int64_t k = entry < end ? tensor_of(vector, entry) : 0; entry < end; k++) {
         int64_t here = smaller(end, vector->starts[k + 1]) - entry, place = entry - vector->starts[k];
-        if (vector->is_double[k]) add_to_double((double *)vector->data[k] + place, noise, here, step);
-        else add_to_float((float *)vector->data[k] + place, noise, here, step);
+        if (vector->is_double[k]) finite &= add_to_double((double *)vector->data[k] + place, noise, here, step);
+        else finite &= add_to_float((float *)vector->data[k] + place, noise, here, step);
         entry += here, noise += here;
     }
+    return finite;
+}
+
+/*
+ * Whether the rounding of a pair is certain by a bound of its own, though it is not by the one for all pairs: for most that is
+ * a seventh of it, and in the tails, where it is larger, boundaries are as far away as anywhere.
+ */
+static int settled(const Draw *draw, int64_t digits, int64_t angle_digits, double *cosine, double *sine) {
+    double radius = radius_of(digits), x = radius * draw->scale, y = x;
+    Waves waves = waves_of(angle_digits);
+    x *= waves.cosine, y *= waves.sine;
+    *cosine = x + WHOLE - WHOLE, *sine = y + WHOLE - WHOLE;
+    double certain = 0.5 - ((3.5 / radius + 11.5 * radius) * 0x1p-53 + 1.25 / (radius * (double)digits)) * draw->scale;
+    return (digits >= FEWEST_DIGITS) & (digits <= draw->largest) & (fabs(x - *cosine) < certain) & (fabs(y - *sine) < certain);
 }
 
 /* Some pairs of a block, from its pair `first` on. The block has `pairs` pairs, and its first entry is `entry`. */
-static void add_pairs(const Vector *vector, const Draw *draw, int64_t entry, int64_t pairs, int64_t first, int64_t *listed) {
+static void add_pairs(const Vector *vector, const Draw *draw, int64_t entry, int64_t pairs, int64_t first, Found *found) {
     uint64_t radius_room[ROOM], angle_room[ROOM];
     double cosines[PAIRS], sines[PAIRS];
     uint8_t open[PAIRS];
@@ -92,48 +120,40 @@ static void add_pairs(const Vector *vector, const Draw *draw, int64_t entry, int
         any |= open[i];
     }
     for (int64_t i = 0; any && i < count; i++) {
-        if (!open[i]) continue;
+        int64_t digits = (int64_t)(radius_digits[i] & INT64_MAX), angle = (int64_t)angle_digits[i];
+        if (!open[i] || settled(draw, digits, angle, &cosines[i], &sines[i])) continue;
         /* The caller adds their noise. Until then these entries are rounded to the grid, which makes no difference to that. */
         cosines[i] = sines[i] = 0;
         int64_t place;
 #pragma omp atomic capture
-        place = (*listed)++;
+        place = found->listed++;
         if (place >= draw->room) continue;
         draw->open[place][0] = entry / 2 + first + i;
-        draw->open[place][1] = (int64_t)(radius_digits[i] & INT64_MAX), draw->open[place][2] = (int64_t)angle_digits[i];
+        draw->open[place][1] = digits, draw->open[place][2] = angle;
     }
-    add(vector, entry + first, cosines, count, draw->step);
-    add(vector, entry + pairs + first, sines, count, draw->step);
+    int finite = add(vector, entry + first, cosines, count, draw->step);
+    finite &= add(vector, entry + pairs + first, sines, count, draw->step);
+    if (!finite) {
+#pragma omp atomic write
+        found->broken = 1;
+    }
 }
 
-/* Returns how many pairs are listed, in no order; if that is more than there is room for, the others are lost. */
+/*
+ * Returns how many pairs are listed, in no order; if that is more than there is room for, the others are lost.
+ * -1 if an entry was NaN or infinite: then what is in the tensors now is of no use.
+ */
 int64_t add_rounded_normals(const Vector *vector, const Draw *draw) {
-    int64_t pairs = (vector->starts[vector->tensors] + 1) / 2, listed = 0;
+    int64_t pairs = (vector->starts[vector->tensors] + 1) / 2;
+    Found found = {0, 0};
     int64_t chunks_of_block = (draw->block + PAIRS - 1) / PAIRS;
     int64_t chunks = pairs / draw->block * chunks_of_block + (pairs % draw->block + PAIRS - 1) / PAIRS;
 #pragma omp parallel for schedule(dynamic, 4) num_threads(draw->threads) if (chunks > FEW)
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
         int64_t block = chunk / chunks_of_block * draw->block, first = chunk % chunks_of_block * PAIRS;
-        add_pairs(vector, draw, 2 * block, smaller(draw->block, pairs - block), first, &listed);
+        add_pairs(vector, draw, 2 * block, smaller(draw->block, pairs - block), first, &found);
     }
-    return listed;
-}
-
-/* Whether no entry is NaN or infinite. */
-int all_finite(const Vector *vector) {
-    for (int64_t k = 0; k < vector->tensors; k++) {
-        int64_t count = vector->starts[k + 1] - vector->starts[k];
-        int finite = 1;
-        if (vector->is_double[k]) {
-            const double *from = vector->data[k];
-            for (int64_t i = 0; i < count; i++) finite &= fabs(from[i]) <= DBL_MAX;
-        } else {
-            const float *from = vector->data[k];
-            for (int64_t i = 0; i < count; i++) finite &= fabsf(from[i]) <= FLT_MAX;
-        }
-        if (!finite) return 0;
-    }
-    return 1;
+    return found.broken ? -1 : found.listed;
 }
 
 /* The parts by themselves, for their tests. */
@@ -155,4 +175,9 @@ void waves(int64_t count, const int64_t *digits, double *cosines, double *sines)
         Waves both = waves_of(digits[i]);
         cosines[i] = both.cosine, sines[i] = both.sine;
     }
+}
+
+/* Whether each pair is settled by the bound of its own, and as which integers. */
+void settle_pairs(const Draw *draw, int64_t count, const int64_t (*digits)[2], double (*to)[2], uint8_t *certain) {
+    for (int64_t i = 0; i < count; i++) certain[i] = (uint8_t)settled(draw, digits[i][0], digits[i][1], &to[i][0], &to[i][1]);
 }
