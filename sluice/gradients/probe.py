@@ -82,6 +82,11 @@ class Layout:
     followed: frozenset[UnitCall] = frozenset()
     events: tuple[Event, ...] = ()
 
+    @property
+    def steps(self) -> int:
+        """How many calls are recorded: what a pass takes that does not depend on the number of samples."""
+        return len(self.axes) + len(self.events)
+
 
 def layout(
     model: nn.Module, units: Mapping[nn.Module, Unit], samples: Samples, *, names: Mapping[Tensor, str]
