@@ -78,12 +78,10 @@ def kernel_for(geometry: Geometry, *, then_sum: bool, compiled: bool = False) ->
     return min(costs, key=lambda name: costs[name])
 
 
-def chunk_size(
-    bytes_per_sample: int, *, sequential: bool, largest_bytes: int = 0, least: int = 64, most: int = CHUNK_ROWS
-) -> int:
-    """How many samples go through the model at once: ``least`` or a power of two from 16 to 256; up to ``most``, where that is more.
+def chunk_size(bytes_per_sample: int, *, sequential: bool, largest_bytes: int = 0, most: int = CHUNK_ROWS) -> int:
+    """How many samples go through the model at once: a power of two from 16 to 256; up to ``most``, where that is more.
 
-    What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than ``least`` samples leave
+    What the layers keep of one chunk should stay near the processor's caches (16 MB); fewer than 64 samples leave
     matrix products too small, and more than 256 gain little, but for layers so quick that what every chunk costs
     beside the arithmetic counts: those that allow larger chunks. Where one tensor alone (``largest_bytes`` for each
     sample) is so large, as the scores of all words at all positions are, that allocators give its memory back at once,
@@ -95,9 +93,9 @@ def chunk_size(
     fitting = max(1, 16 * 2**20 // max(1, bytes_per_sample))
     if fitting > CHUNK_ROWS and most > CHUNK_ROWS:
         return min(most, fitting * 5 // 4)
-    rows = min(CHUNK_ROWS, max(least, 1 << (fitting.bit_length() - 1)))
+    rows = min(CHUNK_ROWS, max(64, 1 << (fitting.bit_length() - 1)))
     while rows > 16 and rows * largest_bytes > _ALLOCATED:
-        rows = 1 << ((rows - 1).bit_length() - 1)
+        rows //= 2
     return rows
 
 
@@ -107,7 +105,7 @@ def even_rows(samples: int, *, most: int) -> int:
 
 
 def overhead_rows(bytes_per_sample: int, *, steps: int) -> float:
-    """What each chunk costs beside its arithmetic, in samples: times of 8 to 96 rows, fitted by lines, for nets of all kinds.
+    """What each chunk costs beside its arithmetic, in samples; fitted to times of chunks of 1 to 256 rows of five nets.
 
     Layers take about 2.5 ms for each megabyte that a sample has in them; a chunk takes one millisecond, 0.4 for each call that is
     recorded (``steps``), and about a row because few rows keep kernels less busy.

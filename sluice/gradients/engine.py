@@ -179,15 +179,13 @@ class PerSampleGradients:
             rows: how many samples will go through the model at once; None for `chunk_rows`.
         """
         prepared = self._preparation.prepare(x)
-        layout, fixed = prepared.layout, self._expected_batch_size is not None
+        layout = prepared.layout
         self._is_prepared = True
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
             layout.bytes_per_sample,
             largest_bytes=layout.largest_bytes,
             sequential=any(isinstance(module, nn.RNNBase) for module in self._units),
-            # A chunk of 96 rows holds nearly every batch of 64 records.
-            least=96 if fixed else 64,
             most=BLOCK_ROWS if self._sums_in_blocks else CHUNK_ROWS,
         )
         if self._expected_batch_size is not None:
