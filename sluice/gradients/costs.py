@@ -104,9 +104,13 @@ def even_rows(samples: int, *, most: int) -> int:
     return -(-samples // -(-samples // most))
 
 
-def overhead_rows(bytes_per_sample: int) -> float:
-    """What each chunk costs beside the arithmetic, in samples: 3 to 10 ms, when layers take 3 to 10 ms for each megabyte."""
-    return 1 + 700_000 / max(bytes_per_sample, 10_000)
+def overhead_rows(bytes_per_sample: int, *, steps: int) -> float:
+    """What each chunk costs beside its arithmetic, in samples; fitted to times of chunks of 1 to 256 rows of five nets.
+
+    Layers take about 2.5 ms for each megabyte that a sample has in them; a chunk takes one millisecond, 0.4 for each call that is
+    recorded (``steps``), and about a row because few rows keep kernels less busy.
+    """
+    return 1 + (400_000 + 150_000 * steps) / max(bytes_per_sample, 10_000)
 
 
 @cache

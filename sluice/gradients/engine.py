@@ -179,11 +179,12 @@ class PerSampleGradients:
             rows: how many samples will go through the model at once; None for `chunk_rows`.
         """
         prepared = self._preparation.prepare(x)
+        layout = prepared.layout
         self._is_prepared = True
         self._channels_last = prepared.channels_last
         self._chunk_size = self.options.chunk_size or costs.chunk_size(
-            prepared.layout.bytes_per_sample,
-            largest_bytes=prepared.layout.largest_bytes,
+            layout.bytes_per_sample,
+            largest_bytes=layout.largest_bytes,
             sequential=any(isinstance(module, nn.RNNBase) for module in self._units),
             most=BLOCK_ROWS if self._sums_in_blocks else CHUNK_ROWS,
         )
@@ -191,7 +192,7 @@ class PerSampleGradients:
             self._chunk_size = costs.fixed_rows(
                 self._expected_batch_size,
                 most=self._chunk_size,
-                overhead=costs.overhead_rows(prepared.layout.bytes_per_sample),
+                overhead=costs.overhead_rows(layout.bytes_per_sample, steps=layout.steps),
             )
             self._preparation.check_rows(prepared, rows or self._chunk_size)
         return prepared

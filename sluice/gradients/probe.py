@@ -66,8 +66,9 @@ class Layout:
     Attributes:
         axes: (unit name, number of the call) to the axes of its arguments that hold the samples.
         outputs: for each tensor of the output, in the order of `tensors_in`, the axis that holds the samples.
-        bytes_per_sample: size of the units' inputs and outputs, roughly what a recorded forward pass keeps. Integers do
-            not count: lists of words are as long as the longest one of the data, which must not decide how chunks are cut.
+        bytes_per_sample: size of the inputs and outputs of units, and of other modules with parameters (frozen ones, say):
+            roughly what a recorded forward pass keeps, and how long it takes. Integers do not count: lists of words are as
+            long as the longest one of the data, which must not decide how chunks are cut.
         largest_bytes: size of the largest of them, for one sample.
         followed: calls of units that no rule can record, since no argument has the samples on an axis of their own (an
             embedding of positions, samples folded into another axis): their parameters are followed instead.
@@ -80,6 +81,11 @@ class Layout:
     largest_bytes: int = 0
     followed: frozenset[UnitCall] = frozenset()
     events: tuple[Event, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many calls are recorded: what a pass takes that does not depend on the number of samples."""
+        return len(self.axes) + len(self.events)
 
 
 def layout(
@@ -211,10 +217,12 @@ def _seen(model: nn.Module, units: Mapping[nn.Module, Unit], x: Any, names: Mapp
             seen.tracer.unit = under_way[0]
 
     def leave(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        if units.get(module) is not None and torch.is_grad_enabled():
-            tensors = leaves_in(inputs, keywords)
+        tensors = leaves_in(inputs, keywords)
+        is_unit = module in units and torch.is_grad_enabled()
+        if is_unit:
             seen.inputs[under_way.pop()] = [tensor.shape for tensor in tensors]
             seen.tracer.unit = under_way[0] if under_way else None
+        if is_unit or (module._parameters and not under_way):
             # Attributes only: functions would be taken for the model's.
             numbers = (t for t in (*tensors, *tensors_in(output)) if t.dtype.is_floating_point or t.dtype.is_complex)
             sizes = [math.prod(t.shape) * t.dtype.itemsize for t in numbers]

@@ -44,6 +44,8 @@ class Arguments:
 
 def leaves_in(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among a call's arguments, in a fixed order."""
+    if not keywords and all(isinstance(value, Tensor) for value in inputs):
+        return list(inputs)  # as most modules are called; looking for structures takes longer than some of them
     return [leaf for leaf in tree_leaves((inputs, dict(keywords))) if isinstance(leaf, Tensor)]
 
 

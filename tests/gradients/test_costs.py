@@ -64,6 +64,12 @@ def test_chunks_have_no_tensor_that_allocators_give_back(largest, expected):
     assert costs.chunk_size(3_000_000, sequential=False, largest_bytes=largest) == expected
 
 
+def test_chunks_of_many_calls_have_more_rows():
+    """Four convolutions over a signal with their normalisations, and as much memory in a single layer."""
+    rows = [costs.fixed_rows(64, most=64, overhead=costs.overhead_rows(681_000, steps=steps)) for steps in (1, 9)]
+    assert rows == [16, 24]
+
+
 @pytest.mark.parametrize(("expected", "overhead"), [(3, 1.0), (64, 1.5), (64, 40.0), (256, 1.5), (1000.5, 8.0)])
 def test_fixed_chunks_cost_least(expected, overhead):
     """Against Poisson batches, enumerated."""

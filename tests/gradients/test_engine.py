@@ -147,6 +147,17 @@ def test_frozen_parameters_do_not_count(matches, reaching_loss):
     matches(model, torch.randn(7, 4), torch.randn(7), reaching_loss)
 
 
+def test_frozen_layers_count_when_chunks_are_sized():
+    rows = []
+    for frozen in (0, 3):
+        model = nn.Sequential(nn.Linear(4, 30_000), nn.Tanh(), nn.Linear(30_000, 4), nn.Linear(4, 2))
+        model[:frozen].requires_grad_(False)
+        engine = PerSampleGradients(model, expected_batch_size=64.0)
+        engine.prepare(torch.randn(3, 4))
+        rows.append(engine.chunk_rows)
+    assert rows[0] == rows[1] < 64
+
+
 def test_inputs_may_be_tuples_or_dicts(matches, reaching_loss):
     class Two(nn.Module):
         def __init__(self) -> None:

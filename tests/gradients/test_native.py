@@ -315,7 +315,7 @@ def test_rows_elsewhere_are_refused(token: int, sample: int) -> None:
 @needs_kernels
 def test_what_would_read_elsewhere_is_refused(image: Tensor, windows: Tensor, places: Tensor, maps: Tensor) -> None:
     with pytest.raises(AssertionError, match="compiled kernel"):
-        kernels.correlate(image, windows, places, maps)
+        kernels.correlate(image, kernels.Offsets.of(windows), kernels.Offsets.of(places), maps)
 
 
 def _states(net: nn.LSTM, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sluice.gradients.contributions import ExplicitContribution
 from sluice.gradients.functional import layers, products  # noqa: F401  (they register their rules)
+from sluice.gradients.functional.arguments import changed_leaves, leaves, tensors_among
 from sluice.gradients.functional.meeting import Meeting
 from sluice.gradients.functional.pullback import Root, Value
 from sluice.gradients.functional.rules import RULES, keeps_norms
@@ -25,7 +26,6 @@ from sluice.gradients.functional.trace import (
     Place,
     changed,
     is_attribute,
-    tensors_among,
 )
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.workspace import Workspace
@@ -103,7 +103,7 @@ class Follower(TorchFunctionMode):
 
     def _follow(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_among(args, kwargs)
-        args, kwargs = tree_map(self._value, (args, kwargs))
+        args, kwargs = changed_leaves(self._value, args, kwargs)
         event = self._events[self._seen] if self._seen < len(self._events) else None
         if event is None or event.function != func or len(event.inputs) != len(given):
             raise self._unexpected()
@@ -160,8 +160,7 @@ def _out_of_place(func: Function) -> bool:
 
 
 def _values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
-    leaves, _ = tree_flatten((args, kwargs))
-    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Value)}.values())
+    return list({id(leaf): leaf for leaf in leaves(args, kwargs) if isinstance(leaf, Value)}.values())
 
 
 def _plain_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -169,7 +168,7 @@ def _plain_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Callable[[Value], Tensor]) -> Any:
-    args, kwargs = tree_map(lambda leaf: tensor(leaf) if isinstance(leaf, Value) else leaf, (args, kwargs))
+    args, kwargs = changed_leaves(lambda leaf: tensor(leaf) if isinstance(leaf, Value) else leaf, args, kwargs)
     return func(*args, **kwargs)
 
 
@@ -208,16 +207,16 @@ _COPYING = frozenset(("expand", "expand_as", "repeat", "tile", "broadcast_to"))
 
 def _by_vmap(meeting: Meeting, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Any function that treats samples one by one: each gets its own copy of the values."""
-    leaves, structure = tree_flatten((args, kwargs))
+    given, structure = tree_flatten((args, kwargs))
     inputs: list[Any] = []
     axes: list[int | None] = []
-    for leaf in leaves:
+    for leaf in given:
         place = meeting.place(leaf)
         if place is not None and place.fold != 1:
             raise RuntimeError("samples are folded into another axis")
         inputs.append(meeting.copies(leaf) if isinstance(leaf, Value) else leaf)
         axes.append(0 if isinstance(leaf, Value) else None if place is None else place.axis)
-    own = [isinstance(leaf, Value) for leaf in leaves]
+    own = [isinstance(leaf, Value) for leaf in given]
 
     def one_sample(values: list[Any]) -> Any:
         single = [

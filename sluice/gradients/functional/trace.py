@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from sluice._base.errors import UnsupportedModuleError
+from sluice.gradients.functional.arguments import tensors_among
 
 #: A call of a module that has a rule: its name, and how often it was called before.
 UnitCall = tuple[str, int]
@@ -75,10 +75,6 @@ def is_attribute(function: Function) -> bool:
     return getattr(function, "__name__", "") == "__get__"
 
 
-def tensors_among(*values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Step:
     function: Function
@@ -136,7 +132,7 @@ def changed(function: Function, args: tuple[Any, ...], output: Any) -> list[Tens
     """The tensors that a function made, or wrote into where it returns nothing."""
     if getattr(function, "__name__", "") == "__setitem__":
         return [args[0]]
-    return tensors_among(output)
+    return tensors_among((output,), {})
 
 
 def events(two: Tracer, three: Tracer, *, followed: Collection[UnitCall]) -> tuple[Event, ...]:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sluice.gradients.native.kernels import Offsets
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -96,11 +98,12 @@ def pixel_offsets(geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @lru_cache(maxsize=256)
-def offsets(geometry: Geometry) -> tuple[Tensor, Tensor]:
+def offsets(geometry: Geometry) -> tuple[Offsets, Offsets]:
     """Where entries of a padded image are: (*kernel, c) of the first group of the first window, and all windows."""
     _, windows, places = pixel_offsets(geometry)
     channels = geometry.image_channels
-    return (windows.unsqueeze(1) * channels + torch.arange(channels // geometry.groups)).flatten(), places * channels
+    entries = (windows.unsqueeze(1) * channels + torch.arange(channels // geometry.groups)).flatten()
+    return Offsets.of(entries), Offsets.of(places * channels)
 
 
 def prefers_rows(geometry: Geometry) -> bool:

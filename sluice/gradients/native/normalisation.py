@@ -63,8 +63,7 @@ class _GroupNorm(torch.autograd.Function):
         x = ctx.saved_tensors[0]
         layout = _layout(x)
         name = "group_norm_backward" + ("_channels_last" if layout is torch.channels_last else "")
-        # Both are dense in one layout; strides along axes of length one say nothing and may differ.
-        dy = gradients[0].contiguous(memory_format=layout).as_strided(x.shape, x.stride())
+        dy = gradients[0].contiguous(memory_format=layout)
         return *_backward(name, ctx, dy, math.prod(x.shape[2:]), x.shape[1]), None, None
 
 
@@ -75,13 +74,16 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 def _backward(name: str, ctx: Any, dy: Tensor, positions: int, channels: int) -> tuple[Tensor | None, Tensor, Tensor]:
     x, mean, rstd, scale = ctx.saved_tensors
+    require(dy.shape == x.shape)
+    # Both are dense in one layout; strides along axes of length one say nothing and may differ.
+    dy = dy.as_strided(x.shape, x.stride())
     n, groups = x.shape[0], mean.shape[1] if name != "rows_norm_backward" else 1
     scale = scale[0].flatten().contiguous()
     dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
     dscale, dshift = x.new_empty(n, channels), x.new_empty(n, channels)
     mean, rstd = mean.contiguous(), rstd.contiguous()
     statistics = n * (positions if name == "rows_norm_backward" else groups)
-    require(available(x, dy, scale, mean, rstd) and dy.shape == x.shape and dy.stride() == x.stride())
+    require(available(x, dy, scale, mean, rstd))
     require(x.numel() == n * positions * channels and scale.shape == (channels,) and channels % groups == 0)
     require(mean.numel() == rstd.numel() == statistics)
     tensors = {"x": x, "dy": dy, "scale": scale, "mean": mean, "rstd": rstd, "dscale": dscale, "dshift": dshift}

@@ -101,6 +101,20 @@ def test_samples_on_another_axis(matches, reaching_loss):
     matches(TimeMajor(), torch.randn(7, 3, 4), torch.randn(7), reaching_loss)
 
 
+def test_one_sample_whose_strides_say_nothing(matches, reaching_loss):
+    """Patches of an image, as a vision transformer has them, transposed: the first axis of a single one has any stride."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.norm = nn.Conv2d(3, 4, 2, stride=2), shaken(nn.LayerNorm(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.patches(x).flatten(2).transpose(1, 2)).mean(1)
+
+    matches(Patches(), torch.randn(1, 3, 6, 6), torch.randn(1), reaching_loss)
+
+
 def test_normalising_over_samples_is_refused(reaching_loss):
     class Mixed(nn.Module):
         def __init__(self) -> None:
