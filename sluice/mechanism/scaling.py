@@ -56,8 +56,8 @@ class ScalingRule(Encoded, ABC):
         """
         exact = norms.detach().double()
         weights = self._weights(exact) * (1 - MARGIN)
-        # The largest is NaN if any is.
-        if exact.numel() and not math.isfinite(exact.amax()):
+        # Both are NaN if any norm is.
+        if exact.numel() and not all(map(math.isfinite, exact.aminmax())):
             weights = weights.masked_fill(~exact.isfinite(), 0.0)
         return weights.to(norms.dtype)
 
