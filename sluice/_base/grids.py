@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 from sluice._base.errors import InputError
 
@@ -34,6 +35,7 @@ def power_of_two_below(value: float) -> float:
     return math.ldexp(0.5, math.frexp(value)[1])
 
 
+@lru_cache(maxsize=64)
 def bernoulli_threshold(probability: float) -> int:
     """``floor(probability * 2^64)``, exactly."""
     return math.floor(Fraction(probability) * (1 << 64))

@@ -98,7 +98,7 @@ class Examples(Dataset[tuple[Tensor, Tensor]], ABC):
         if positions.ndim != 1 or positions.dtype.is_floating_point or positions.dtype == torch.bool:
             found = f"shape {tuple(positions.shape)}, {positions.dtype}"
             raise InputError(f"indices ({found}) are not allowed: they must be a row of integers.")
-        low, high = int(positions.min()), int(positions.max())
+        low, high = map(int, torch.aminmax(positions))
         if low < 0 or high >= len(self):
             raise InputError(f"indices from {low} to {high} are not allowed: they must lie in 0 .. {len(self) - 1}.")
         return positions.to(torch.int64)

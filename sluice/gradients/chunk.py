@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from sluice._base.errors import InputError
 from sluice.gradients.capture import Recording
 from sluice.gradients.combine import combined
+from sluice.gradients.contributions import full_precision
 
 #: Norms beyond this count as infinite: weights that make such gradients small would be too small for single precision.
 _LARGEST = 1e30
@@ -55,6 +57,7 @@ class Chunk:
         contributions = [each for recording in recordings for each in recording.release()]
         self._contributions = combined(contributions, batch_size=self._rows, kept_bytes=kept_bytes)
         self._norms: Tensor | None = None
+        self._broken: Tensor | None = None
         self._squares: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -64,31 +67,46 @@ class Chunk:
     def norms(self) -> Tensor:
         """The norm of each sample's gradient over all trainable parameters, ``[len(self)]``, in float32 or float64."""
         if self._norms is None:
-            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            with torch.no_grad(), full_precision(self._device):
                 self._norms = self._compute_norms()
         return self._norms
 
     def _compute_norms(self) -> Tensor:
-        total = torch.zeros(self._rows, dtype=torch.float64, device=self._device)
         dtype = torch.float32
         for contribution in self._contributions:
             dtype = torch.promote_types(dtype, contribution.parameter.dtype)
             squares = contribution.norms_squared(keep=self._keep)
-            total += squares
-            self._squares.append(squares.clone())  # it may be a buffer that the next contribution uses again
-        norms = total.sqrt_().masked_fill_(total > _LARGEST, torch.inf).to(dtype)
-        broken = ~torch.isfinite(norms)
-        if bool(broken.any()):
-            # A row that fills up repeats the first sample, so it is broken with it.
-            if self._warn:
-                warnings.warn(
-                    "A sample's gradient is not finite; such samples get weight zero.",
-                    NonFiniteGradientWarning,
-                    stacklevel=3,
-                )
-            for contribution in self._contributions:
-                contribution.drop(broken)
+            self._squares.append(squares.double().clone())  # it may be a buffer that the next contribution uses again
+        norms = self._total_of(self._squares).sqrt_()
+        if norms.numel() == 0 or float(norms.amax()) <= _LARGEST:
+            return norms.to(dtype)[: self._size]
+        norms = norms.masked_fill_(norms > _LARGEST, torch.inf).to(dtype)
+        self._broken = ~torch.isfinite(norms)
+        # A row that fills up repeats the first sample, so it is broken with it.
+        if self._warn:
+            warnings.warn(
+                "A sample's gradient is not finite; such samples get weight zero.",
+                NonFiniteGradientWarning,
+                stacklevel=3,
+            )
+        for contribution in self._contributions:
+            contribution.drop(self._broken)
         return norms[: self._size]
+
+    def _total_of(self, squares: Sequence[Tensor]) -> Tensor:
+        """The sum of some of the contributions' squares, in new memory."""
+        if not squares:
+            return torch.zeros(self._rows, dtype=torch.float64, device=self._device)
+        first, *others = squares
+        total = first + others[0] if others else first.clone()
+        for each in others[1:]:
+            total += each
+        return total
+
+    def _broken_rows(self) -> Tensor | None:
+        """Which rows have a gradient that is not finite; None where all are."""
+        _ = self.norms
+        return self._broken
 
     def norms_by_layer(self) -> dict[str, Tensor]:
         """The norm of each sample's gradient over the parameters of one layer, ``[len(self)]``, by the layer's name.
@@ -96,17 +114,14 @@ class Chunk:
         A layer is a module that holds trainable parameters itself; the model's own name is "". Their squares add up to
         those of `norms`. A sample whose gradient is not finite in one layer counts as infinite in all of them.
         """
-        broken = ~torch.isfinite(self.norms)
-        totals = {
-            layer_of(name): torch.zeros(self._rows, dtype=torch.float64, device=self._device)
-            for name in self._names.values()
-        }
+        broken, size = self._broken_rows(), self._size
+        of_layer: dict[str, list[Tensor]] = {layer_of(name): [] for name in self._names.values()}
         for contribution, squares in zip(self._contributions, self._squares, strict=True):
-            totals[layer_of(self._names[contribution.parameter])] += squares
-        return {
-            layer: total[: self._size].sqrt().masked_fill(broken, torch.inf).to(self.norms.dtype)
-            for layer, total in totals.items()
-        }
+            of_layer[layer_of(self._names[contribution.parameter])].append(squares)
+        norms = {layer: self._total_of(squares)[:size].sqrt_() for layer, squares in of_layer.items()}
+        if broken is not None:
+            norms = {layer: each.masked_fill(broken[:size], torch.inf) for layer, each in norms.items()}
+        return {layer: each.to(self.norms.dtype) for layer, each in norms.items()}
 
     def add_weighted_sum(self, weights: Tensor | Mapping[str, Tensor], *, into: MutableMapping[str, Tensor]) -> None:
         """Add ``sum_i weights[i] * gradient_i`` to the accumulators, in place.
@@ -127,7 +142,7 @@ class Chunk:
             )
         else:
             by_layer = {layer: self._usable(each) for layer, each in weights.items()}
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        with torch.no_grad(), full_precision(self._device):
             for contribution in self._contributions:
                 name = self._names[contribution.parameter]
                 layer_weights = by_layer[layer_of(name)]
@@ -146,8 +161,10 @@ class Chunk:
             raise InputError(
                 f"weights of shape {tuple(weights.shape)} are not allowed: the chunk has {self._size} samples."
             )
-        weights = weights.detach().masked_fill(~torch.isfinite(self.norms), 0)
-        if not bool(torch.isfinite(weights).all()):
+        weights, broken = weights.detach(), self._broken_rows()
+        if broken is not None:
+            weights = weights.masked_fill(broken[: self._size], 0)
+        if len(weights) and not all(math.isfinite(end) for end in torch.aminmax(weights)):
             raise InputError(
                 "weights hold NaN or infinity, which is not allowed: every weight must be a finite number."
             )

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from sluice.gradients.workspace import Lender
 from sluice.mechanism.rounding_error import CHUNK_ROWS
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off inside the block, also where the user has it on."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 class Tap:
@@ -74,6 +80,10 @@ def squared_norms(rows: Tensor) -> Tensor:
     return squares
 
 
+#: Squares below the first have lost digits in single precision, which those above the second would show.
+_TINY, _LARGE = 1e-34, 1e10
+
+
 def squared_norms_of_products(
     a: Tensor, b: Tensor, *, of_a: Tensor | None = None, of_b: Tensor | None = None
 ) -> Tensor:
@@ -85,12 +95,17 @@ def squared_norms_of_products(
     rows, which are rare, are taken in double precision.
     """
     first, second = squared_norms(a) if of_a is None else of_a, squared_norms(b) if of_b is None else of_b
-    lost = ((first < 1e-34) & (second > 1e10)) | ((second < 1e-34) & (first > 1e10))
-    if bool(lost.any()):
+    if not (_close(first, second) and _close(second, first)):
+        lost = ((first < _TINY) & (second > _LARGE)) | ((second < _TINY) & (first > _LARGE))
         first, second = first.clone(), second.clone()
         first[lost] = torch.linalg.vector_norm(a[lost].flatten(1).double(), dim=1).square_()
         second[lost] = torch.linalg.vector_norm(b[lost].flatten(1).double(), dim=1).square_()
     return first * second
+
+
+def _close(small: Tensor, large: Tensor) -> bool:
+    """Whether no square of one is so small that it matters beside one of the other; false where one of them is NaN."""
+    return small.numel() == 0 or float(small.amin()) >= _TINY or float(large.amax()) <= _LARGE
 
 
 def weighted(gradients: Tensor, weights: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from sluice.gradients.plan import plan
 from sluice.gradients.preparation import Preparation, Prepared
 from sluice.gradients.sharding import gathered, is_sharded
 from sluice.gradients.spectral import refuse_sharded_norms
-from sluice.gradients.trees import apply, batch_size, channels_last, padded, take
+from sluice.gradients.trees import apply, batch_size, channels_last, padded, require_tensors, take
 from sluice.gradients.validation import refuse_complex, refuse_mixing
 from sluice.gradients.vmap import VmapRule
 from sluice.mechanism.rounding_error import BLOCK_ROWS, CHUNK_ROWS
@@ -104,18 +104,22 @@ class PerSampleGradients:
             norms_only: no weighted sum will be asked for (a hint; asking nevertheless works).
             samples: how many samples there are, if fewer than rows: the others, at the end, only fill up the last chunk.
         """
-        size = batch_size((x, y)) if samples is None else samples
+        given = batch_size((x, y))
+        size = given if samples is None else samples
         if size == 0:
             return
         refuse_mixing(self.module)
+        require_tensors((x, y))
         prepared = self.prepare(x)
         self._preparation.check_loss(prepared, y, loss, total=self._total, reduction=self._reduction)
         fixed = self._expected_batch_size is not None
         rows = self._chunk_size if fixed else costs.even_rows(size, most=self._chunk_size)
         for start in range(0, size, rows):
             stop = min(start + rows, size)
-            part = take((x, y), slice(start, stop if samples is None else start + rows))
-            part_x, part_y = padded(part, rows) if fixed else part
+            part_x, part_y = x, y
+            if given != rows:
+                part = take((x, y), slice(start, stop if samples is None else start + rows))
+                part_x, part_y = padded(part, rows) if fixed else part
             yield self._run(self.arranged(part_x), part_y, loss, samples=slice(start, stop), keep=not norms_only)
 
     def idle_chunk(self, x: Any, y: Any, loss: Loss) -> Chunk:
@@ -249,4 +253,5 @@ class PerSampleGradients:
                 f"The loss returned shape {tuple(value.shape)}; with loss_reduction={self._reduction!r} it must return "
                 "one number. Say loss_reduction='none' if it returns one value per sample."
             )
-        return value.sum() * size if self._reduction == "mean" else value.sum()
+        total = value if value.dim() == 0 else value.sum()
+        return total * size if self._reduction == "mean" else total

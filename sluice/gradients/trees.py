@@ -88,11 +88,12 @@ def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def take(tree: Any, rows: slice | Tensor) -> Any:
     """The same structure with only some of the samples. Samples are on the first axis of every tensor."""
-    _require_tensors(tree)
+    require_tensors(tree)
     return mapped(tree, lambda tensor: tensor[rows])
 
 
-def _require_tensors(tree: Any) -> None:
+def require_tensors(tree: Any) -> None:
+    """Refuse a batch of anything but tensors."""
     if tree is None or isinstance(tree, Tensor):
         return
     if isinstance(tree, Arguments):
@@ -105,7 +106,7 @@ def _require_tensors(tree: Any) -> None:
     else:
         parts = tree.values() if isinstance(tree, Mapping) else tree
     for part in parts:
-        _require_tensors(part)
+        require_tensors(part)
 
 
 def batch_size(tree: Any) -> int:

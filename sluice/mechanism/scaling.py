@@ -6,6 +6,7 @@ nothing else.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -54,7 +55,10 @@ class ScalingRule(Encoded, ABC):
             weight depends on its own norm alone. A norm that is infinite or NaN gets weight 0 under every rule.
         """
         exact = norms.detach().double()
-        weights = (self._weights(exact) * (1 - MARGIN)).masked_fill(~exact.isfinite(), 0.0)
+        weights = self._weights(exact) * (1 - MARGIN)
+        # Both are NaN if any norm is.
+        if exact.numel() and not all(map(math.isfinite, exact.aminmax())):
+            weights = weights.masked_fill(~exact.isfinite(), 0.0)
         return weights.to(norms.dtype)
 
     @abstractmethod

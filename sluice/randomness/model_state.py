@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice.randomness import numpy_state
 from sluice.randomness.keystream import Keystream
 from sluice.randomness.noise import NoiseSource
 
@@ -41,13 +42,11 @@ class ModelRandomness:
 
     def enter(self) -> None:
         if self._outer is None:
-            self._outer = _current_state()
-            _set_state(self._own)
+            self._outer = _exchanged(self._own)
 
     def leave(self) -> None:
         if self._outer is not None:
-            self._own = _current_state()
-            _set_state(self._outer)
+            self._own = _exchanged(self._outer)
             self._outer = None
 
     def __enter__(self) -> None:
@@ -77,8 +76,7 @@ def _drawn_state(stream: Keystream) -> dict[str, Any]:
 def _torch_state(words: np.ndarray) -> Tensor:
     state = torch.Generator().manual_seed(0).get_state()
     # A generator that was just seeded makes new words from these before it gives out the first number.
-    end = _TORCH_HEADER + 8 * _WORDS
-    state[_TORCH_HEADER:end] = torch.from_numpy(words.astype(np.int64)).view(torch.uint8)
+    state.numpy()[_TORCH_HEADER : _TORCH_HEADER + 8 * _WORDS].view(np.int64)[:] = words
     return state
 
 
@@ -87,23 +85,20 @@ def _cuda_states(stream: Keystream) -> list[Tensor]:
     return [torch.Generator(f"cuda:{device}").manual_seed(seed).get_state() for device, seed in enumerate(seeds)]
 
 
-def _current_state() -> dict[str, Any]:
-    state: dict[str, Any] = {
+def _exchanged(state: dict[str, Any]) -> dict[str, Any]:
+    """Put the generators into a state, and give the one that they were in."""
+    before: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),  # noqa: NPY002  (the global generator is what data sets use)
+        "numpy": numpy_state.exchanged(state["numpy"]),
         "python": random.getstate(),
     }
-    if _cuda():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
     random.setstate(state["python"])
+    if _cuda():
+        before["cuda"] = torch.cuda.get_rng_state_all()
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
+    return before
 
 
 def _cuda() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,8 @@ class PoissonSampler:
 
     def sample(self) -> Tensor:
         """The indices of one batch in ascending order, as int64."""
-        return torch.nonzero(self.source.bernoulli(self.dataset_size, self.sample_rate)).flatten()
+        present = self.source.bernoulli(self.dataset_size, self.sample_rate).numpy()
+        return torch.from_numpy(np.flatnonzero(present).astype(np.int64, copy=False))
 
     def batch_of(self, step: int) -> Tensor:
         """The batch of any step: all have the same law."""

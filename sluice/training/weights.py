@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -183,9 +184,13 @@ def _digest(tensor: Tensor) -> tuple[int, ...]:
     flat = own_part(tensor).detach().contiguous().reshape(-1)
     together = 8 // flat.element_size()
     rest = flat.numel() % together if flat.storage_offset() % together == 0 else flat.numel()
-    words, left = flat[: flat.numel() - rest], flat[flat.numel() - rest :]
-    total = int(words.view(torch.int64).sum()) if words.numel() else 0
-    return total, int(left.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64)) if rest else 0
+    whole, integers = flat.numel() - rest, flat.view(_INTEGERS[flat.element_size()])
+    if flat.is_cpu:
+        # Of small tensors numpy makes the same sums in a fraction of the time.
+        values = integers.numpy()
+        return int(np.add.reduce(values[:whole].view(np.int64))), int(np.add.reduce(values[whole:], dtype=np.int64))
+    total = int(integers[:whole].view(torch.int64).sum()) if whole else 0
+    return total, int(integers[whole:].sum(dtype=torch.int64)) if rest else 0
 
 
 def averaged(module: nn.Module, *, decay: float) -> AveragedModel:

@@ -8,6 +8,7 @@ from torch import nn
 
 from sluice._base.errors import InputError
 from sluice.gradients import PerSampleGradients
+from sluice.gradients.chunk import NonFiniteGradientWarning
 from sluice.gradients.combine import SumContribution
 from sluice.gradients.contributions import Contribution, ExplicitContribution, Tap, blocks
 from sluice.mechanism.rounding_error import CHUNK_ROWS
@@ -84,6 +85,17 @@ def test_one_weight_for_all_layers_is_the_same_as_one_for_each():
     chunk.add_weighted_sum(weights, into=once)
     chunk.add_weighted_sum(dict.fromkeys(LAYERS, weights), into=by_layer)
     assert all(torch.equal(once[name], by_layer[name]) for name in once)
+
+
+def test_a_sample_that_is_not_finite_adds_nothing_whatever_its_weight():
+    model, x, y = Model(), torch.randn(9, 6), torch.randn(9)
+    y[5] = torch.inf
+    (chunk,) = PerSampleGradients(model).chunks(x, y, loss)
+    with pytest.warns(NonFiniteGradientWarning):
+        norms = chunk.norms
+    found: dict[str, torch.Tensor] = {}
+    chunk.add_weighted_sum(torch.full((9,), torch.nan).masked_fill(torch.isfinite(norms), 0), into=found)
+    assert all(not each.any() for each in found.values())
 
 
 @pytest.mark.filterwarnings("ignore:A sample's gradient is not finite")

@@ -221,7 +221,8 @@ def test_the_bits_of_few_outputs_do_not_depend_on_the_place() -> None:
 @needs_kernels
 def test_bags(data: st.DataObject, width: int, table: int, threads: int) -> None:
     lists = data.draw(st.lists(st.lists(st.integers(0, table - 1), max_size=6), max_size=5))
-    ids = torch.tensor([i for each in lists for i in each], dtype=torch.int64)
+    kind = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    ids = torch.tensor([i for each in lists for i in each], dtype=kind)
     offsets = torch.tensor([0, *torch.tensor([len(each) for each in lists]).cumsum(0).tolist()] if lists else [0])
     factors = torch.randn(len(ids)) if data.draw(st.booleans()) else None
     scales = torch.randn(len(lists)) if data.draw(st.booleans()) else None
@@ -263,10 +264,10 @@ def test_a_bag_with_an_id_outside_the_table_is_an_error(wrong: int) -> None:
 def test_entries_of_a_matrix_and_back(data: st.DataObject, kind: torch.dtype, padding: int | None) -> None:
     n, columns = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 6))
     matrix = torch.randint(-1, 4, (n, columns)).to(kind)
-    values, rows, offsets = row_kernels.list_entries(matrix, padding=padding)
+    values, offsets = row_kernels.list_entries(matrix, padding=padding)
     kept = [[value for value in row if value != padding] for row in matrix.tolist()]
+    assert values.dtype is kind
     assert values.tolist() == [value for row in kept for value in row]
-    assert rows.tolist() == [i for i, row in enumerate(kept) for _ in row]
     assert offsets.diff().tolist() == [len(row) for row in kept]
     indices = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), max_size=4)) if n else [], dtype=torch.int64)
     padded = row_kernels.pad_lists(values.int(), offsets, indices, length=columns)
@@ -285,6 +286,53 @@ def test_a_row_that_everybody_uses_is_rounded_once(width: int, fresh: bool) -> N
     exact = 100_000 * rows.double()[0] + (0 if fresh else 0.25)
     assert torch.equal(into[1234], exact.float())
     assert into[0, 0] == (0 if fresh else 0.25)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("table", [50, 70_000])
+@needs_kernels
+def test_bags_are_added_as_their_lookups_one_by_one(kind: torch.dtype, width: int, table: int) -> None:
+    """In tables of both sizes, between which the kernel distinguishes."""
+    sizes = torch.randint(0, 7, (40,))
+    offsets, sources = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]), torch.repeat_interleave(sizes)
+    ids, rows, scales = torch.randint(0, table, (len(sources),)), torch.randn(40, width), torch.randn(len(sources))
+    for factors in (None, scales):
+        found, expected = torch.ones(2, width, table), torch.ones(table, width)
+        row_kernels.add_rows(rows, ids.to(kind), factors, into=found[1].t(), offsets=offsets)
+        row_kernels.add_rows(rows, ids, factors, into=expected, sources=sources)
+        assert torch.equal(found[1].t(), expected)
+        each = rows[sources].double() * (1 if factors is None else factors.double().unsqueeze(1))
+        exact = torch.ones(table, width, dtype=torch.float64).index_add_(0, ids, each)
+        torch.testing.assert_close(expected.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@needs_kernels
+def test_rows_without_weight_are_not_looked_at() -> None:
+    """As rows that fill up a chunk; 0 times infinity would not be 0."""
+    a, b = torch.randn(23, 600), torch.randn(23, 7)
+    b[9:] = 0
+    exact = b.double().t() @ a.double()
+    a[12:] = torch.inf
+    found = narrow.weight_gradient(a, b, block=8)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+@needs_kernels
+def test_lists_and_records_elsewhere_are_refused(wrong: int) -> None:
+    indices = torch.tensor([0, wrong])
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        row_kernels.pad_lists(torch.arange(6).int(), torch.tensor([0, 2, 4, 6]), indices, length=2)
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        gather.gather_rows(torch.ones(3, 5), indices, into=torch.empty(2, 5))
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 4, 6], [0, 2, 1, 6], [-1, 1, 3, 5], [0, 2, 4, 7]])
+@needs_kernels
+def test_lists_that_are_not_there_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        row_kernels.pad_lists(torch.arange(6).int(), torch.tensor(offsets), torch.arange(3), length=2)
 
 
 @pytest.mark.parametrize(("token", "sample"), [(3, 0), (-1, 0), (0, 2), (0, -1)])

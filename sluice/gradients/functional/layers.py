@@ -154,7 +154,7 @@ def _rows(
     tokens = indices.reshape(-1).long()
     height, width = table.tensor.shape
     kept = slice(None) if padding is None else tokens != padding % height
-    lookups = Lookups(tokens=tokens[kept], samples=owners[kept], factors=None, batch_size=meeting.samples)
+    lookups = Lookups(tokens=tokens[kept], owners=owners[kept], factors=None, batch_size=meeting.samples)
 
     def by_lookup(gradient: Tensor) -> Tensor:
         return meeting.by_position(gradient, place).reshape(-1, width)[kept]

@@ -37,7 +37,7 @@ class BagContribution(RowContribution):
         transposed: bool = False,
     ) -> None:
         # Not a method: a contribution that refers to itself would wait for the garbage collector.
-        view = partial(_rows, lookups.samples, scales)
+        view = partial(_rows, lookups, scales)
         super().__init__(parameter, tap, lookups, view, compiled=compiled)
         self._scales = scales
         self._squares = squares
@@ -68,7 +68,7 @@ class BagContribution(RowContribution):
             into=into.t() if self._transposed else into,
             fresh=fresh,
             compiled=self._compiled,
-            sources=lookups.samples,
+            bags=lookups,
         )
 
     def merged(self, other: Contribution) -> Contribution | None:
@@ -79,9 +79,9 @@ def _scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
     return gradient if scales is None else gradient * scales.to(gradient.dtype).unsqueeze(1)
 
 
-def _rows(samples: Tensor, scales: Tensor | None, gradient: Tensor) -> Tensor:
+def _rows(lookups: Lookups, scales: Tensor | None, gradient: Tensor) -> Tensor:
     """The gradient of each lookup's row, but for its factor."""
-    return _scaled(gradient, scales)[samples]
+    return _scaled(gradient, scales)[lookups.samples]
 
 
 class LargestContribution(Contribution):
@@ -150,7 +150,7 @@ def _by_frequency(lookups: Lookups, table: Tensor) -> Lookups:
     factors = torch.ones_like(tokens, dtype=table.dtype)
     if lookups.factors is not None:
         factors = torch.zeros_like(factors).index_add_(0, pair, lookups.factors.to(table.dtype)) / counts
-    return Lookups(tokens=tokens, samples=samples, factors=factors, batch_size=lookups.batch_size)
+    return Lookups(tokens=tokens, owners=samples, factors=factors, batch_size=lookups.batch_size)
 
 
 class EmbeddingBagRule(Rule):
@@ -196,7 +196,7 @@ class EmbeddingBagRule(Rule):
         owners = torch.searchsorted(starts, torch.arange(indices.shape[0], device=indices.device), right=True) - 1
         lookups = Lookups(
             tokens=call.save(indices).long(),
-            samples=owners,
+            owners=owners,
             factors=None if factors is None else call.save(factors),
             batch_size=call.batch_size,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ class Lookups:
     """Which rows of the table each sample used; one entry for each use.
 
     Attributes:
-        tokens: row of the table.
-        samples: who used it.
+        tokens: row of the table, int32 or int64.
+        owners: who used it; None where offsets say so.
         factors: what the row was multiplied by; None for one.
         batch_size: number of samples.
         offsets: where each sample's lookups begin, and where the last one's end, ``[batch_size + 1]``; None if they do not
@@ -29,17 +30,22 @@ class Lookups:
     """
 
     tokens: Tensor
-    samples: Tensor
     factors: Tensor | None
     batch_size: int
+    owners: Tensor | None = None
     offsets: Tensor | None = None
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """Who used each row."""
+        return torch.repeat_interleave(self.sizes()) if self.owners is None else self.owners
 
     @classmethod
     def of(cls, matrix: Tensor, *, padding: int | None, compiled: bool) -> Lookups:
         """One sample in each row; entries that are ``padding`` are not lookups."""
         n, columns = matrix.shape
         if compiled and matrix.device.type == "cpu" and library() is not None:
-            tokens, samples, offsets = row_kernels.list_entries(matrix, padding=padding)
+            tokens, offsets = row_kernels.list_entries(matrix, padding=padding)
         else:
             tokens, ends = matrix.reshape(-1).long(), torch.arange(n + 1, device=matrix.device)
             samples, offsets = ends[:-1].repeat_interleave(columns), ends * columns
@@ -47,14 +53,12 @@ class Lookups:
                 kept = (tokens != padding).nonzero().squeeze(1)
                 tokens, samples = tokens[kept], samples[kept]
                 offsets = torch.searchsorted(samples, ends)
-        return cls(tokens=tokens, samples=samples, factors=None, batch_size=n, offsets=offsets)
+        return cls(tokens=tokens, factors=None, batch_size=n, offsets=offsets)
 
     def where(self, kept: Tensor) -> Lookups:
         """Only the lookups in this boolean mask."""
         factors = None if self.factors is None else self.factors[kept]
-        return Lookups(
-            tokens=self.tokens[kept], samples=self.samples[kept], factors=factors, batch_size=self.batch_size
-        )
+        return Lookups(tokens=self.tokens[kept], owners=self.samples[kept], factors=factors, batch_size=self.batch_size)
 
     def sizes(self) -> Tensor:
         """How many lookups each sample has, ``[batch_size]``."""
@@ -121,7 +125,7 @@ class RowContribution(Contribution):
                 each = [piece[1] for piece in self._pieces]
                 lookups = Lookups(
                     tokens=torch.cat([part.tokens for part in each]),
-                    samples=torch.cat([part.samples for part in each]),
+                    owners=torch.cat([part.samples for part in each]),
                     factors=None,
                     batch_size=lookups.batch_size,
                 )
@@ -199,9 +203,9 @@ def add_rows(
     into: Tensor,
     fresh: bool,
     compiled: bool,
-    sources: Tensor | None = None,
+    bags: Lookups | None = None,
 ) -> None:
-    """``into[tokens[k]] += scales[k] * rows[sources[k]]``, in place; without ``sources`` there is a row for each k.
+    """``into[tokens[k]] += scales[k] * rows[k]``, in place; with ``bags`` there is a row for each of its samples instead.
 
     What goes to one row of the table is added up in double precision and rounded once, so that the error does not grow
     with the number of samples that share a word (docs/noise.md, section 6).
@@ -211,12 +215,14 @@ def add_rows(
     """
     if compiled and kernels.available(rows, into):
         scales = None if scales is None else scales.to(rows.dtype)
-        row_kernels.add_rows(rows, tokens, scales, into=into, sources=sources, fresh=fresh)
+        offsets = None if bags is None else bags.offsets
+        sources = None if bags is None or offsets is not None else bags.samples
+        row_kernels.add_rows(rows, tokens, scales, into=into, sources=sources, offsets=offsets, fresh=fresh)
         return
     if fresh:
         into.zero_()
     used, places = torch.unique(tokens, return_inverse=True)
-    each = (rows if sources is None else rows[sources]).double()
+    each = (rows if bags is None else rows[bags.samples]).double()
     if scales is not None:
         each = each * scales.double().unsqueeze(1)
     sums = each.new_zeros(used.shape[0], rows.shape[1]).index_add_(0, places, each)

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #endif
 
-enum { NO_SUCH_TYPE = 1 };
+enum { NO_SUCH_TYPE = 1, NO_SUCH_ROW = 2 };
 
 enum { ROWS_AHEAD = 2 }; /* whose memory is on its way */
 
@@ -25,10 +25,12 @@ static void from_half(int64_t count, const _Float16 *from, const _Float16 *soon,
 }
 #endif
 
-/* to[i] = stored[indices[i]] in single precision, for rows of width numbers that have 2 or 4 bytes each. */
+/* to[i] = stored[indices[i]] in single precision, for rows of width numbers that have 2 or 4 bytes each; stored has so many rows. */
 int gather_rows(
-    int64_t n, int64_t width, const void *stored, int bytes, const int64_t *indices, float *to, int threads
+    int64_t n, int64_t width, int64_t rows, const void *stored, int bytes, const int64_t *indices, float *to, int threads
 ) {
+    for (int64_t i = 0; i < n; i++)
+        if (indices[i] < 0 || indices[i] >= rows) return NO_SUCH_ROW;
 #ifndef __FLT16_MAX__
     if (bytes == 2) return NO_SUCH_TYPE;
 #endif

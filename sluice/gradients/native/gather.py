@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from sluice.gradients.native.kernels import available, require
 from sluice.gradients.native.loading import loaded_library
-from sluice.gradients.native.rows import require_within
+from sluice.gradients.native.rows import is_index
+
+_NO_SUCH_ROW = 2
 
 
 def gather_rows(stored: Tensor, indices: Tensor, *, into: Tensor) -> bool:
@@ -22,11 +26,11 @@ def gather_rows(stored: Tensor, indices: Tensor, *, into: Tensor) -> bool:
     if not usable or stored.dtype not in (torch.float16, torch.float32):
         return False
     count = indices.shape[0]
-    require(into.shape == (count, *stored.shape[1:]) and into.is_contiguous())
-    require_within(indices, count, stored.shape[0])
-    width = stored[0].numel() if count else 0
-    unsupported: int = loaded_library().gather_rows(
-        *(count, width, stored.data_ptr(), stored.element_size(), indices.data_ptr(), into.data_ptr()),
-        torch.get_num_threads(),
+    require(into.shape == (count, *stored.shape[1:]) and into.is_contiguous() and is_index(indices, count))
+    width = math.prod(stored.shape[1:])
+    failed: int = loaded_library().gather_rows(
+        *(count, width, stored.shape[0], stored.data_ptr(), stored.element_size()),
+        *(indices.data_ptr(), into.data_ptr(), torch.get_num_threads()),
     )
-    return unsupported == 0
+    require(failed != _NO_SUCH_ROW)
+    return failed == 0

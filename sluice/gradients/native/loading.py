@@ -18,7 +18,7 @@ from sluice._base.native import built_library, required
 _FOLDER = Path(__file__).parent
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 _TAKE_A_STRUCT = (
-    *("correlate_groups", "lstm_forward", "lstm_backward", "gru_forward", "gru_backward"),
+    *("add_rows", "correlate_groups", "lstm_forward", "lstm_backward", "gru_forward", "gru_backward"),
     *("rows_norm_backward", "group_norm_backward", "group_norm_backward_channels_last"),
 )
 
@@ -42,19 +42,18 @@ def _declare(loaded: ctypes.CDLL) -> None:
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
     ]
-    for kernel in (loaded.bag_forward, loaded.row_norms, loaded.add_rows):
+    for kernel in (loaded.bag_forward, loaded.row_norms, loaded.pad_lists):
         kernel.restype = ctypes.c_int
     loaded.bag_forward.argtypes = [
         *(_integer, _integer, _integer, _pointer, _integer, _integer),
-        *(_pointer, _pointer, _pointer, _pointer, _pointer, _pointer, ctypes.c_int),
+        *(_pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer, _pointer, ctypes.c_int),
     ]
-    loaded.pad_lists.restype = loaded.list_entries.restype = None
-    loaded.pad_lists.argtypes = [_integer, _integer, *[_pointer] * 4]
-    loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 3]
+    loaded.list_entries.restype = None
+    loaded.pad_lists.argtypes = [*[_integer] * 4, *[_pointer] * 4]
+    loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 2]
     loaded.row_norms.argtypes = [*[_integer] * 3, *[_pointer] * 4, ctypes.c_int]
-    loaded.add_rows.argtypes = [*[_integer] * 3, *[_pointer] * 5, _integer, _integer, ctypes.c_int, ctypes.c_int]
     loaded.gather_rows.restype = ctypes.c_int
-    loaded.gather_rows.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _pointer, _pointer, ctypes.c_int]
+    loaded.gather_rows.argtypes = [*[_integer] * 3, _pointer, ctypes.c_int, _pointer, _pointer, ctypes.c_int]
     for kernel in (loaded.narrow_forward, loaded.narrow_sum):
         kernel.restype = None
     loaded.narrow_forward.argtypes = [*[_integer] * 3, _pointer, _integer, *[_pointer] * 4, ctypes.c_int]

@@ -110,8 +110,10 @@ static void sum_of_few(
         const float *from[FEW_ROWS];
         float factors[FEW_ROWS][FEW_OUTPUTS] = {{0}};
         for (int64_t r = 0; r < FEW_ROWS; r++) from[r] = a + (first + (r < rows ? r : 0)) * a_step;
+        int any = 0;
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t o = 0; o < outputs; o++) factors[r][o] = b[(first + r) * b_step + o];
+            for (int64_t o = 0; o < outputs; o++) any |= (factors[r][o] = b[(first + r) * b_step + o]) != 0;
+        if (!any) continue; /* such as rows that only fill up a chunk */
         for (int64_t r = 0; r < rows && first + r + FEW_ROWS < n; r++) soon_read(from[r] + FEW_ROWS * a_step, columns);
         add_few(columns, from, factors, rows_of);
     }
@@ -135,7 +137,7 @@ void narrow_sum(
             const float *from = a + first * a_step + column;
             for (int64_t start = 0; start < outputs; start += FEW_OUTPUTS) {
                 int64_t here = smaller(outputs - start, FEW_OUTPUTS);
-                float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART];
+                float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART] __attribute__((aligned(64)));
                 sum_of_few(rows, columns, from, a_step, here, b + first * outputs + start, outputs, sum);
                 for (int64_t o = 0; o < here; o++)
                     for (int64_t k = 0; k < columns; k++) to[o * inputs + k] += sum[o][k];

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -12,25 +14,23 @@ from sluice.gradients.native.loading import loaded_library
 _OUT_OF_RANGE = 2
 #: An id that no table can have.
 _NO_ID = -(2**63)
+_IDS = (torch.int32, torch.int64)
 
 
-def list_entries(matrix: Tensor, *, padding: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def list_entries(matrix: Tensor, *, padding: int | None) -> tuple[Tensor, Tensor]:
     """The entries of an integer matrix ``[n, columns]`` as one list, those that are ``padding`` left out.
 
-    Returns (values, the row of each, where each row begins and the last one ends: ``[n + 1]``), all int64.
+    Returns (values, in the type of the matrix; where each row begins and the last one ends: ``[n + 1]``, int64).
     """
     matrix = matrix.contiguous()
     n, columns = matrix.shape
-    require(matrix.dtype in (torch.int32, torch.int64) and matrix.device.type == "cpu")
-    # The kernel writes an entry before it knows whether to keep it, so there is one place more than entries.
-    values, rows = (torch.empty(n * columns + 1, dtype=torch.int64) for _ in range(2))
-    offsets = torch.empty(n + 1, dtype=torch.int64)
+    require(matrix.dtype in _IDS and matrix.device.type == "cpu")
+    values, offsets = matrix.new_empty(n * columns), torch.empty(n + 1, dtype=torch.int64)
     loaded_library().list_entries(
         *(n, columns, matrix.data_ptr(), matrix.element_size(), _NO_ID if padding is None else padding),
-        *(values.data_ptr(), rows.data_ptr(), offsets.data_ptr()),
+        *(values.data_ptr(), offsets.data_ptr()),
     )
-    count = int(offsets[-1])
-    return values[:count], rows[:count], offsets
+    return values[: int(offsets[-1])], offsets
 
 
 def pad_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) -> Tensor:
@@ -42,18 +42,17 @@ def pad_lists(values: Tensor, offsets: Tensor, indices: Tensor, *, length: int) 
         indices: which lists, int64.
         length: that of the longest list at least.
     """
-    count = indices.shape[0]
+    count, lists = indices.shape[0], offsets.shape[0] - 1
     require(
         values.dtype is torch.int32 and values.dim() == 1 and values.is_contiguous() and values.device.type == "cpu"
     )
-    _require_spans(offsets, values.shape[0])
-    require_within(indices, count, offsets.shape[0] - 1)
-    if count:
-        require(int((offsets[indices + 1] - offsets[indices]).max()) <= length)
+    require(is_index(offsets, lists + 1) and is_index(indices, count))
     rows = torch.empty(count, length, dtype=torch.int32)
-    loaded_library().pad_lists(
-        count, length, values.data_ptr(), offsets.data_ptr(), indices.data_ptr(), rows.data_ptr()
+    failed = loaded_library().pad_lists(
+        *(count, length, lists, values.shape[0], values.data_ptr(), offsets.data_ptr(), indices.data_ptr()),
+        rows.data_ptr(),
     )
+    require(failed == 0)
     return rows
 
 
@@ -66,7 +65,7 @@ def bag_forward(
 
     Args:
         table: ``[rows, width]``; any strides.
-        ids: ``[lookups]``, integers.
+        ids: ``[lookups]``, int32 or int64.
         offsets: ``[n + 1]``, where each sample's lookups begin, and where the last one's end.
         factors: ``[lookups]``, what each row is multiplied with; None for ones.
         scales: ``[n]``, what each sum is multiplied with; None for ones.
@@ -75,14 +74,14 @@ def bag_forward(
         IndexError: if the table has no such row.
     """
     n, width = offsets.shape[0] - 1, table.shape[1]
-    require(available(table) and table.dim() == 2 and _is_index(ids, ids.shape[0]))
+    require(available(table) and table.dim() == 2 and is_index(ids, ids.shape[0], _IDS))
     _require_spans(offsets, ids.shape[0])
     for given, count in ((factors, ids.shape[0]), (scales, n)):
         require(given is None or (available(given) and given.shape == (count,) and given.is_contiguous()))
     output, squares = table.new_empty(n, width), torch.empty(n, dtype=torch.float64)
     failed = loaded_library().bag_forward(
         *(n, width, table.shape[0], table.data_ptr(), table.stride(0), table.stride(1)),
-        *(ids.data_ptr(), offsets.data_ptr(), _address(factors), _address(scales)),
+        *(ids.data_ptr(), ids.element_size(), offsets.data_ptr(), _address(factors), _address(scales)),
         *(output.data_ptr(), squares.data_ptr(), torch.get_num_threads()),
     )
     if failed == _OUT_OF_RANGE:
@@ -99,7 +98,7 @@ def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor, *, table_rows: int) ->
         ids: ``[lookups]``, integers below ``table_rows``.
         offsets: as for `bag_forward`.
     """
-    rows = rows.contiguous()
+    rows, ids = rows.contiguous(), ids.long()
     count, width = rows.shape
     n = offsets.shape[0] - 1
     require(available(rows))
@@ -114,6 +113,16 @@ def row_norms(rows: Tensor, ids: Tensor, offsets: Tensor, *, table_rows: int) ->
     return squares
 
 
+class _Addition(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("count", "width", "table_rows")),
+        *((name, ctypes.c_void_p) for name in ("rows", "sources", "offsets")),
+        *(("bags", ctypes.c_int64), ("ids", ctypes.c_void_p), ("bytes", ctypes.c_int64)),
+        *(("scales", ctypes.c_void_p), ("into", ctypes.c_void_p)),
+        *((name, ctypes.c_int64) for name in ("row_step", "column_step", "fresh", "threads")),
+    )
+
+
 def add_rows(
     rows: Tensor,
     ids: Tensor,
@@ -121,32 +130,39 @@ def add_rows(
     *,
     into: Tensor,
     sources: Tensor | None = None,
+    offsets: Tensor | None = None,
     fresh: bool = False,
 ) -> None:
     """``into[ids[k]] += scales[k] * rows[sources[k]]`` for all k, in place; rounded once for each row of ``into``.
 
     Args:
         rows: ``[any, width]``.
-        ids: ``[lookups]``, integers, rows of ``into``.
+        ids: ``[lookups]``, int32 or int64, rows of ``into``.
         scales: ``[lookups]``; None for ones.
         into: ``[rows of the table, width]``; any strides.
-        sources: ``[lookups]``, integers, rows of ``rows``; None if there is a row for each lookup, in order.
+        sources: ``[lookups]``, integers, rows of ``rows``; None if there is a row for each lookup, in order. Or:
+        offsets: as for `bag_forward`, where there is a row for each sample.
         fresh: ``into`` has nothing in it yet and counts as zero.
     """
     rows, scales = rows.contiguous(), None if scales is None else scales.contiguous()
     count, width = ids.shape[0], rows.shape[1]
     require(available(rows, into) and into.dim() == 2 and into.shape[1] == width)
     require(scales is None or (available(scales) and scales.shape == (count,)))
-    require_within(ids, count, into.shape[0])
-    if sources is None:
-        require(rows.shape[0] == count)
-    else:
+    require(is_index(ids, count, _IDS))
+    if sources is not None:
         require_within(sources, count, rows.shape[0])
-    failed = loaded_library().add_rows(
-        *(count, width, into.shape[0], rows.data_ptr(), _address(sources)),
-        *(ids.data_ptr(), _address(scales), into.data_ptr(), into.stride(0), into.stride(1)),
+    elif offsets is not None:
+        require(offsets.shape == (rows.shape[0] + 1,))
+        _require_spans(offsets, count)
+    else:
+        require(rows.shape[0] == count)
+    addition = _Addition(
+        *(count, width, into.shape[0], rows.data_ptr(), _address(sources), _address(offsets), rows.shape[0]),
+        *(ids.data_ptr(), ids.element_size(), _address(scales), into.data_ptr(), into.stride(0), into.stride(1)),
         *(fresh, torch.get_num_threads()),
     )
+    failed = loaded_library().add_rows(ctypes.byref(addition))
+    require(failed != _OUT_OF_RANGE)
     succeed(failed)
 
 
@@ -154,18 +170,19 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _is_index(index: Tensor, count: int) -> bool:
+def is_index(index: Tensor, count: int, types: tuple[torch.dtype, ...] = (torch.int64,)) -> bool:
+    """Whether it is a list of so many integers that C can read."""
     in_memory = index.device.type == "cpu" and index.is_contiguous()
-    return index.shape == (count,) and index.dtype is torch.int64 and in_memory
+    return index.shape == (count,) and index.dtype in types and in_memory
 
 
 def require_within(index: Tensor, count: int, end: int) -> None:
     """Refuse an index that is not ``count`` integers from 0 to ``end`` - 1."""
-    require(_is_index(index, count))
+    require(is_index(index, count))
     low, high = torch.aminmax(index) if count else (0, -1)
     require(int(low) >= 0 and int(high) < end)
 
 
 def _require_spans(offsets: Tensor, count: int) -> None:
-    require(_is_index(offsets, offsets.shape[0]) and offsets.shape[0] > 0)
+    require(is_index(offsets, offsets.shape[0]) and offsets.shape[0] > 0)
     require(int(offsets[0]) == 0 and int(offsets[-1]) == count and bool((offsets[1:] >= offsets[:-1]).all()))

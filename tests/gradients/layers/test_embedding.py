@@ -101,7 +101,7 @@ def test_tied_parts_that_cancel_do_not_make_a_norm_too_small():
         taps = [Tap(value.shape, value.dtype, value.device) for value in (b, rest)]
         for tap, value in zip(taps, (b, rest), strict=True):
             tap.bind(value)
-        lookups = Lookups(tokens=tokens.flatten(), samples=torch.arange(n), factors=None, batch_size=n)
+        lookups = Lookups(tokens=tokens.flatten(), owners=torch.arange(n), factors=None, batch_size=n)
         parts = [
             RowContribution(table, taps[1], lookups, lambda gradient: gradient.flatten(0, 1)),
             LinearContribution(table, taps[0], a),
