@@ -84,7 +84,7 @@ def refused(arguments: list[str], run: Path, capsys: Any) -> str:
 
 PLACES = [
     (keeping, "draft_checkpoint"),
-    (judge, "accuracy"),
+    (judge, "share_right"),
     (publication, "write_certificate"),
     (training, "encoded_model"),
     (RunFolder, "check_data"),

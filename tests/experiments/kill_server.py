@@ -126,7 +126,7 @@ def watch_everything(countdown: Countdown) -> None:
         (Path, "write_bytes"),
         (WeightUpdater, "apply"),
         (training, "planned_mechanism"),
-        (judge, "accuracy"),
+        (judge, "share_right"),
         (sluice.runs.certificate, "spending"),
     ):
         countdown.watch(owner, name)
