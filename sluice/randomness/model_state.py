@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice._base.interrupts import uninterrupted
 from sluice.randomness import numpy_state
 from sluice.randomness.keystream import Keystream
 from sluice.randomness.noise import NoiseSource
@@ -33,7 +34,8 @@ class ModelRandomness:
 
     Guarantee:
         Each object has 19,937 bits of state for each generator on the CPU (64 on a GPU), drawn by the source: secret
-        if the source is secure, repeatable if it is seeded. Nothing that happens inside changes what is drawn outside.
+        if the source is secure, repeatable if it is seeded. Nothing that happens inside, Ctrl-C included, changes what is drawn
+        outside.
     """
 
     def __init__(self, source: NoiseSource) -> None:
@@ -41,16 +43,24 @@ class ModelRandomness:
         self._outer: dict[str, Any] | None = None
 
     def enter(self) -> None:
-        if self._outer is None:
-            self._outer = _exchanged(self._own)
+        with (
+            uninterrupted()
+        ):  # half an exchange would lose one of the two states, or give one generator's to the other side
+            if self._outer is None:
+                self._outer = _exchanged(self._own)
 
     def leave(self) -> None:
-        if self._outer is not None:
-            self._own = _exchanged(self._outer)
-            self._outer = None
+        with uninterrupted():
+            if self._outer is not None:
+                self._own = _exchanged(self._outer)
+                self._outer = None
 
     def __enter__(self) -> None:
-        self.enter()
+        try:
+            self.enter()
+        except BaseException:  # a signal that waited; the block that would leave is not entered
+            self.leave()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.leave()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sluice.mechanism.gates import ClippingBiasGate
+from sluice.randomness import numpy_state
 from sluice.randomness.model_state import ModelRandomness, _torch_state, _words
 from sluice.randomness.noise import SecureNoise, SeededNoise
 from sluice.training.engine import PrivacyEngine
@@ -27,6 +29,28 @@ def seed_everything() -> None:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["entering", "leaving"])
+def test_an_interruption_amid_an_exchange_changes_nothing_outside(number, monkeypatch):
+    """Ctrl-C comes when numpy's state is exchanged already and the others' are not."""
+    exchange, calls = numpy_state.exchanged, []
+
+    def interrupted(state):
+        before = exchange(state)
+        calls.append(state)
+        if len(calls) == number:
+            signal.raise_signal(signal.SIGINT)
+        return before
+
+    monkeypatch.setattr(numpy_state, "exchanged", interrupted)
+    seed_everything()
+    outside = draws(), draws()
+    seed_everything()
+    first = draws()
+    with pytest.raises(KeyboardInterrupt), ModelRandomness(SecureNoise()):
+        draws()
+    assert (first, draws()) == outside
 
 
 def test_nothing_inside_depends_on_the_global_seed_or_changes_what_is_drawn_outside():
