@@ -394,6 +394,7 @@ def test_what_goes_wrong_in_the_background_ends_the_run_before_the_next_release(
     if what == "checkpoint":
         monkeypatch.setattr(keeping, "_MOST_ENTRIES", 3)
     run = Run(mechanism, tmp_path / "kept").kept().train(2)
+    run.engine._keeping._keeper._journal.wait()  # only what is written from now on goes wrong
 
     def full(place: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

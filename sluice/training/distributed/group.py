@@ -73,6 +73,8 @@ class WorkerGroup(Workers):
         except RuntimeError as error:
             self._lose(self._heart.find_lost(str(error)))
         dist.distributed_c10d._set_pg_timeout(_FOREVER, self._group)
+        # Whoever is connected first must not refuse and leave, or those still connecting would never learn of what.
+        self.total(torch.zeros(1))
 
     def total(self, raw: Tensor) -> Tensor:
         result = raw.detach().cpu().clone()
