@@ -206,7 +206,10 @@ def _least(bound: Callable[[float], float], *, start: float) -> float:
 
 
 def _fast_length(least: int) -> int:
-    """The smallest number from ``least`` on with no prime factor above 5: such transforms are fast."""
+    """The smallest number from ``least`` on with no prime factor above 5: such transforms are fast.
+
+    As ``scipy.fft.next_fast_len(real=True)``, without loading ``scipy.fft``: commands that only count would wait for it.
+    """
     best = 1 << (least - 1).bit_length()
     fives = 1
     while fives < best:
