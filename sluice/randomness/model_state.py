@@ -9,6 +9,7 @@ others can be held fixed in the proof, and one record moves the sum by its own c
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,17 +67,14 @@ class ModelRandomness:
         self.leave()
 
 
-def _words(stream: Keystream) -> np.ndarray:
-    words = stream.read(_WORDS, np.uint32)
-    words[0] |= np.uint32(1 << 31)  # the one state that is not allowed, all zeros, cannot come
-    return words
-
-
 def _drawn_state(stream: Keystream) -> dict[str, Any]:
+    words = stream.read(3 * _WORDS, np.uint32).reshape(3, _WORDS)
+    words[:, 0] |= np.uint32(1 << 31)  # the one state that is not allowed, all zeros, cannot come
+    for_torch, for_numpy, for_python = words
     state: dict[str, Any] = {
-        "torch": _torch_state(_words(stream)),
-        "numpy": ("MT19937", _words(stream), _WORDS, 0, 0.0),
-        "python": (3, (*_words(stream).tolist(), _WORDS), None),
+        "torch": _torch_state(for_torch),
+        "numpy": ("MT19937", for_numpy, _WORDS, 0, 0.0),
+        "python": (3, (*for_python.tolist(), _WORDS), None),
     }
     if _cuda():
         state["cuda"] = _cuda_states(stream)
@@ -84,10 +82,15 @@ def _drawn_state(stream: Keystream) -> dict[str, Any]:
 
 
 def _torch_state(words: np.ndarray) -> Tensor:
-    state = torch.Generator().manual_seed(0).get_state()
-    # A generator that was just seeded makes new words from these before it gives out the first number.
+    state = _just_seeded().clone()
     state.numpy()[_TORCH_HEADER : _TORCH_HEADER + 8 * _WORDS].view(np.int64)[:] = words
     return state
+
+
+@cache
+def _just_seeded() -> Tensor:
+    """The state of a generator that makes new words from those it has before it gives out the first number."""
+    return torch.Generator().manual_seed(0).get_state()
 
 
 def _cuda_states(stream: Keystream) -> list[Tensor]:
@@ -112,7 +115,8 @@ def _exchanged(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cuda() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    # Whether it is available takes longer to find out, and one that is not never is initialized.
+    return torch.cuda.is_initialized()
 
 
 __all__ = ["ModelRandomness"]

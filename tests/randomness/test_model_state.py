@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sluice.mechanism.gates import ClippingBiasGate
 from sluice.randomness import numpy_state
-from sluice.randomness.model_state import ModelRandomness, _torch_state, _words
+from sluice.randomness.model_state import ModelRandomness, _torch_state
 from sluice.randomness.noise import SecureNoise, SeededNoise
 from sluice.training.engine import PrivacyEngine
 
@@ -93,7 +93,7 @@ def test_the_state_comes_back_after_an_exception():
 
 def test_all_words_of_torchs_generator_are_set():
     """The same words give the same numbers in numpy, whose layout is documented, so they stand where they should."""
-    words = _words(SeededNoise(5).side_keystream("model"))
+    words = SeededNoise(5).side_keystream("model").read(624, np.uint32)
     generator = torch.Generator()
     generator.set_state(_torch_state(words))
     numbers = torch.randint(0, 2**31, (2000,), generator=generator, dtype=torch.int64)
