@@ -31,12 +31,14 @@ class Epochs(Executor[tuple[Tensor, Loss]]):
         self.context.updater.keep()
 
     def _gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:
-        module = self.context.module
+        module, gradients = self.context.module, self.context.gradients
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         total = {name: torch.zeros_like(p) for name, p in parameters.items()}
         for x, y in self.context.pairs(self.context.workers.own(indices)):
             share = len(y) / len(indices)
-            found = torch.autograd.grad(loss(apply(module, x), y) * share, list(parameters.values()))
+            gradients.prepare(x)
+            output = apply(module, gradients.arranged(x))
+            found = torch.autograd.grad(loss(output, y) * share, list(parameters.values()))
             for name, gradient in zip(parameters, found, strict=True):
                 total[name] += gradient
         return self.context.workers.totals(total)
