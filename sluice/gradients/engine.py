@@ -12,7 +12,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.gradients import costs
 from sluice.gradients.capture import Recording, Watch
-from sluice.gradients.chunk import Chunk, empty_accumulator
+from sluice.gradients.chunk import Chunk, as_accumulator, empty_accumulator
 from sluice.gradients.eager import accept_compiled
 from sluice.gradients.losses import Loss
 from sluice.gradients.options import GradientOptions
@@ -91,6 +91,10 @@ class PerSampleGradients:
         """The sums, with zeros for parameters that have none, in the order of the model's parameters."""
         found = {name: (sums.get(name), p) for p, name in self._names.items()}
         return {name: empty_accumulator(p) if value is None else value for name, (value, p) in found.items()}
+
+    def as_accumulators(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by parameter in the types of `zeros`."""
+        return {name: as_accumulator(tensors[name], p) for p, name in self._names.items()}
 
     def chunks(
         self, x: Any, y: Any, loss: Loss, *, norms_only: bool = False, samples: int | None = None

@@ -71,14 +71,28 @@ class TrainingContext:
         return RawSum(self.gradients, self.workers)
 
     def noisy(self, raw_sum: RawSum, *, noise_multiplier: float, sensitivity: float) -> dict[str, Tensor]:
-        """A sum as one Gaussian release, by parameter: `noisy_sum`, with what rounding may have done to it covered."""
-        return self.workers.noisy_totals(
-            raw_sum.own_tensors(),
-            noise_multiplier=noise_multiplier,
-            sensitivity=sensitivity,
-            noise=self.noise,
-            sum_error=self.sum_error * sensitivity,
+        """A sum as one Gaussian release, by parameter: `noisy_sum`, with what rounding may have done to it covered.
+
+        Guarantee:
+            In the types of `as_public`, whatever the batch.
+        """
+        return self.as_public(
+            self.workers.noisy_totals(
+                raw_sum.own_tensors(),
+                noise_multiplier=noise_multiplier,
+                sensitivity=sensitivity,
+                noise=self.noise,
+                sum_error=self.sum_error * sensitivity,
+            )
         )
+
+    def as_public(self, noisy: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Released tensors, each in the one type that sums of its parameter begin in.
+
+        Large batches are added up in float64. Whatever is computed from a result of that type has other digits than from one in
+        float32, and so would tell, without any noise, how large the batch was.
+        """
+        return self.gradients.as_accumulators(noisy)
 
     @property
     def sum_error(self) -> float:

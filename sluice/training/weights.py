@@ -48,6 +48,7 @@ class WeightUpdater:
         self._after_release = after_release
         self._observe = observe
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [name for name, p in self._parameters.items() if id(p) not in held]
         if missing:
@@ -116,6 +117,10 @@ class WeightUpdater:
 
     def step(self, gradient: Mapping[str, Tensor]) -> None:
         """The optimizer's step alone; `keep` ends the release that one or more of them belong to."""
+        # The optimizer steps whatever has a gradient, such as one that a backward pass left in a parameter that is frozen.
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         for name, part in self.converted(gradient).items():
             self._parameters[name].grad = part
         self.optimizer.step()
@@ -134,6 +139,7 @@ class WeightUpdater:
     def remember(self) -> None:
         """Take the present weights as those that the last release left."""
         self._weights = {name: (p._version, _digest(p)) for name, p in self._parameters.items()}
+        self._frozen_versions = {name: p._version for name, p in self._frozen.items()}
         self._settings: list[dict[str, Any]] | None = None
 
     def nothing_released(self) -> None:
@@ -145,11 +151,23 @@ class WeightUpdater:
         self.put_back()
         for name, parameter in self._parameters.items():
             if (parameter._version, _digest(parameter)) != self._weights[name]:
+                self._refuse_change(name)
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
                 raise InputError(
-                    f"parameter '{name}' was changed by hand since the last release, so what is released next would "
-                    "not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
-                    "if the change did not depend on the private data."
+                    f"parameter '{name}' was frozen when training began and requires a gradient now, which would be neither "
+                    "clipped nor noised. Call make_private again to train it, or set its requires_grad=False."
                 )
+            # There may be many more of them than are trained: their entries are not read.
+            if parameter._version != self._frozen_versions[name]:
+                self._refuse_change(name)
+
+    def _refuse_change(self, name: str) -> None:
+        raise InputError(
+            f"parameter '{name}' was changed by hand since the last release, so what is released next would "
+            "not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
+            "if the change did not depend on the private data."
+        )
 
     def check_settings(self) -> None:
         """Refuse learning rates that moved though nothing was released."""

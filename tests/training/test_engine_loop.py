@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from sluice._base.errors import InputError
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
+from sluice.training.engine import PrivacyEngine
 from sluice.training.selective_release import GaveUpError
 from small_runs import GATE, RECORDS, Run, blobs
 
@@ -199,3 +201,58 @@ def test_a_parameter_changed_by_hand_is_refused(how):
 def test_a_closure_is_refused():
     with pytest.raises(InputError, match=r"step\(closure\) is not allowed"):
         Run().optimizer.step(lambda: None)
+
+
+def partly_frozen() -> tuple[PrivacyEngine, nn.Sequential, torch.optim.Optimizer, Iterable[list[torch.Tensor]]]:
+    """A run whose first layer is frozen, though the optimizer holds it, and whose releases are next to nothing but noise."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    x, y = torch.randn(64, 4), torch.arange(64) % 2
+    F.cross_entropy(model(x), y).backward()  # gradients of private records, which nobody cleared
+    model[0].requires_grad_(False)
+    engine = PrivacyEngine()
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=TensorDataset(x, y),
+        sample_rate=1.0,
+        noise_multiplier=1000.0,
+        max_grad_norm=1e-6,
+        releases=3,
+    )
+    return engine, model, optimizer, loader
+
+
+@pytest.mark.parametrize("loop", ["own", "engine"])
+def test_a_gradient_that_a_frozen_parameter_holds_is_not_applied(loop):
+    engine, model, optimizer, loader = partly_frozen()
+    before = model[0].weight.clone()
+    if loop == "engine":
+        list(engine.releases(F.cross_entropy))
+    else:
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_parameter_that_was_unfrozen_is_refused_and_never_moved():
+    _, model, optimizer, loader = partly_frozen()
+    x, y = next(iter(loader))
+    before = model[0].weight.detach().clone()
+    model[0].requires_grad_(True)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(InputError, match=r"parameter '0.weight' was frozen when training began"):
+        optimizer.step()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_frozen_parameter_changed_by_hand_is_refused():
+    engine, model, _, _ = partly_frozen()
+    with torch.no_grad():
+        model[0].weight.add_(0.25)
+    with pytest.raises(InputError, match=r"parameter '0.weight' was changed by hand"):
+        next(engine.releases(F.cross_entropy))
+    engine.accept_weights()
+    next(engine.releases(F.cross_entropy))

@@ -50,7 +50,7 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
     def publish(self, content: dict[str, Tensor]) -> dict[str, Any]:
         raw = [tensor.clone() for tensor in content.values()]
         self._release.add_noise(list(content.values()), sum_error=self.context.sum_error)
-        return {"raw": raw, "noisy": content}
+        return {"raw": raw, "noisy": self.context.as_public(content)}
 
     def update(self, published: Mapping[str, Any]) -> None:
         noisy = published["noisy"]
