@@ -67,6 +67,11 @@ def fit(
         (``save_weights_only``, ``module.state_dict()``). What ``training_step`` logs is about private records.
     """
     refuse_settings(trainer, _REFUSED)
+    if ckpt_path is not None and ledger is None and privacy.seed is None:
+        raise InputError(
+            "ckpt_path is not allowed without ledger=...: releases that were made after the checkpoint would not be charged. Give "
+            "the ledger that the run was begun with."
+        )
     run = _Run(trainer, module, train_dataloader, privacy, network or _network(module), ledger)
     # It stays afterwards, so that a checkpoint that is saved then has the state of the run, too.
     trainer.callbacks[:] = [*(each for each in trainer.callbacks if not isinstance(each, _Run)), run]  # type: ignore[attr-defined]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from skorch import NeuralNet, NeuralNetBinaryClassifier, NeuralNetClassifier, NeuralNetRegressor
+from skorch.callbacks import EpochTimer
+from skorch.dataset import ValidSplit
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -24,21 +26,41 @@ class PrivateNet(NeuralNet):  # type: ignore[misc]
     Args:
         privacy: the budget. ``batch_size`` is that of batches on average, and ``max_epochs`` says how many releases are made.
         private_folder: keeps ledger and state of the run, to go on with after a restart: sensitive. None keeps nothing.
+        train_split: None, unlike skorch's own: all records are for training. A ``predefined_split`` of records of their own is
+            allowed. `ValidSplit` is not: one record more or less moves others across its folds, and the budget is for
+            one record.
 
     Attributes:
         privacy_engine_: from ``fit`` on; ask it for epsilon.
 
     Guarantee:
-        What `PrivacyEngine.releases` promises. Losses of training records are not in the history; those of a validation
-        split are, unless ``train_split=None``: they are about private records, without noise.
+        What `PrivacyEngine.releases` promises. Neither losses of training records nor how long epochs took, which depends on
+        them, are in the history. Losses of a ``predefined_split`` are: they are about its records, without noise.
     """
 
     def __init__(
-        self, *args: Any, privacy: Privacy | None = None, private_folder: str | Path | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        privacy: Privacy | None = None,
+        private_folder: str | Path | None = None,
+        train_split: Any = None,
+        **kwargs: Any,
     ) -> None:
         self.privacy = privacy
         self.private_folder = private_folder
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, train_split=train_split, **kwargs)
+
+    @property
+    def _default_callbacks(self) -> list[tuple[str, Any]]:
+        return [(name, each) for name, each in super()._default_callbacks if not isinstance(each, EpochTimer)]
+
+    def get_split_datasets(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        if isinstance(self.train_split, ValidSplit):
+            raise InputError(
+                "train_split=ValidSplit(...) is not allowed in private training: adding one record moves others from one side "
+                "to the other. Leave it out, or give predefined_split(dataset) with records that are not trained on."
+            )
+        return super().get_split_datasets(X, y, **fit_params)
 
     def initialize(self) -> Any:
         last: PrivacyEngine | None = getattr(self, "privacy_engine_", None)

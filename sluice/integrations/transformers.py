@@ -23,6 +23,9 @@ from sluice.training.engine import PrivacyEngine
 
 IGNORED = -100
 
+# Losses and gradients of training records, and how long they took: with a gate, as long as its attempts.
+_SENSITIVE = ("loss", "grad_norm", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+
 _REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (
         1,
@@ -55,7 +58,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     Guarantee:
         What `PrivacyEngine.releases` promises. ``global_step`` is the number of releases, so learning rates, logs and
-        checkpoints go by what is public; losses and gradient norms of training records are not logged. The ledger is
+        checkpoints go by what is public; losses and gradient norms of training records, and how long training took, are neither
+        logged nor returned. The ledger is
         ``output_dir/ledger.jsonl``. A checkpoint's folder ``private`` is sensitive.
     """
 
@@ -90,7 +94,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 "train(resume_from_checkpoint=True) to go on with it, or choose another output_dir."
             )
         try:
-            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+            output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+            return output._replace(metrics=_public(output.metrics))
         finally:
             if self.privacy_engine is not None:
                 self.privacy_engine.close()
@@ -134,8 +139,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        hidden = ("loss", "grad_norm", "train_loss")
-        super().log({name: value for name, value in logs.items() if name not in hidden}, start_time)
+        super().log(_public(logs))  # without the start of training, from which it would compute speeds
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
@@ -149,6 +153,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             given: Tensor = self.compute_loss_func(outputs, labels)
             return given
         return record_losses(self.model, outputs, labels).mean()
+
+
+def _public(logs: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in logs.items() if name not in _SENSITIVE}
 
 
 class _Keeping(TrainerCallback):  # type: ignore[misc]

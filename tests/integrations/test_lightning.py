@@ -145,6 +145,15 @@ def test_a_run_resumes_from_its_checkpoint(tmp_path, seed):
         assert torch.allclose(weights(module), plain(privacy, scheduled=True), atol=1e-6)
 
 
+def test_a_checkpoint_without_the_ledger_is_refused(tmp_path):
+    """What was released since the checkpoint is known to the ledger alone."""
+    first = trainer()
+    fit(first, Automatic(), data(), privacy=budget(seed=None))
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    with pytest.raises(InputError, match="would not be charged"):
+        fit(trainer(), Automatic(), data(), privacy=budget(seed=None), ckpt_path=str(tmp_path / "half.ckpt"))
+
+
 def test_epochs_say_how_many_releases_there_are():
     run = trainer(max_steps=-1, max_epochs=2)
     assert fit(run, Automatic(), data(), privacy=budget()).released == run.global_step == 6

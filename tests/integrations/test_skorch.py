@@ -9,12 +9,18 @@ import torch
 skorch = pytest.importorskip("skorch", reason="needs pip install 'sluice[skorch]'")
 
 from sklearn.base import clone  # noqa: E402
+from skorch.helper import predefined_split  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sluice._base.errors import InputError  # noqa: E402
 from sluice.integrations import Privacy  # noqa: E402
 from sluice.integrations.privacy import Plan  # noqa: E402
-from sluice.integrations.skorch import PrivateClassifier, PrivateNet, PrivateRegressor  # noqa: E402
+from sluice.integrations.skorch import (  # noqa: E402
+    PrivateBinaryClassifier,
+    PrivateClassifier,
+    PrivateNet,
+    PrivateRegressor,
+)
 from sluice.runs.ledger import read_ledger  # noqa: E402
 
 Y = np.arange(60) % 3
@@ -38,7 +44,6 @@ def net(kind=PrivateClassifier, **settings):
         "lr": 0.5,
         "batch_size": 20,
         "max_epochs": 4,
-        "train_split": None,
         "verbose": 0,
         "privacy": budget(),
     }
@@ -87,11 +92,25 @@ def test_a_run_resumes_from_its_folder(tmp_path, seed):
 
 def test_schedulers_and_validation_of_skorch_work():
     schedule = skorch.callbacks.LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5, step_every="batch")
-    split = skorch.dataset.ValidSplit(5)
-    found = net(callbacks=[schedule], train_split=split, batch_size=24).fit(X, Y)
+    split = predefined_split(skorch.dataset.Dataset(X[48:], Y[48:]))
+    found = net(callbacks=[schedule], train_split=split, batch_size=24).fit(X[:48], Y[:48])
     assert found.privacy_engine_.released == 8
     assert found.optimizer_.param_groups[0]["lr"] == pytest.approx(0.5 * 0.5**8)
     assert "valid_loss" in found.history[-1]
+
+
+@pytest.mark.parametrize("kind", [PrivateNet, PrivateClassifier, PrivateBinaryClassifier, PrivateRegressor])
+def test_all_records_are_trained_on_unless_others_are_set_apart(kind):
+    """Folds of one's own data move many records when one is added."""
+    assert kind(model(), criterion=nn.MSELoss).train_split is None
+    with pytest.raises(InputError, match="adding one record moves others"):
+        net(train_split=skorch.dataset.ValidSplit(5)).fit(X, Y)
+
+
+def test_how_long_epochs_took_is_not_kept(capsys):
+    found = net(verbose=1).fit(X, Y)
+    assert "dur" not in found.history[-1]
+    assert "dur" not in capsys.readouterr().out
 
 
 def test_dict_inputs_and_regression():

@@ -3,10 +3,6 @@
 Input and previous state lie side by side in one buffer, so a step is one batched product with the fused weight
 ``[in + hidden, gates * hidden]``, in the forward loop and in the backward loop alike. The activations are overwritten
 by the pre-activation gradients.
-
-PyTorch's tanh takes three times as long as its sigmoid, so ``tanh(x) = 2 sigmoid(2 x) - 1`` is used
-in LSTMs. Its rounding error is that of a number near 1 (6e-8) however small the result is; a cell that is ``exact``
-calls tanh itself.
 """
 
 from __future__ import annotations
@@ -31,18 +27,11 @@ class Cell(ABC):
         gates: pre-activations for each hidden unit.
         input_order, state_order: which of the cell's pre-activation blocks are the blocks of ``weight_ih`` and of
             ``weight_hh``, in the order in which PyTorch stores those.
-        doubled: the block that `forward` expects to be twice the pre-activation, if any.
-        exact: whether small values of tanh keep all their digits; where not, `exactly` gives a cell that does so.
     """
 
     gates: int
     input_order: tuple[int, ...]
     state_order: tuple[int, ...]
-    doubled: int | None = None
-    exact: bool = True
-
-    def exactly(self) -> Cell:
-        return self
 
     @abstractmethod
     def forward(self, memory: Memory) -> Callable[[int], None]:
@@ -68,34 +57,18 @@ class LSTMCell(Cell):
     input_order = (0, 1, 3, 2)
     state_order = (0, 1, 3, 2)
 
-    def __init__(self, *, exact: bool = False) -> None:
-        self.exact = exact
-        self.doubled = None if exact else 3
-
-    def exactly(self) -> Cell:
-        return LSTMCell(exact=True)
-
     def forward(self, memory: Memory) -> Callable[[int], None]:
         i, f, o, g = (memory.blocks(block) for block in range(4))
-        z, sigmoids, exact = memory.lengths.steps(memory.z), memory.blocks(0, 3), self.exact
+        sigmoids = memory.blocks(0, 3)
         before, c = memory.lengths.steps(memory.c), memory.lengths.steps(memory.c, 1)
         tanh_c, h = memory.lengths.steps(memory.tanh_c), memory.lengths.steps(memory.h, 1)
         unprojected = h if memory.projected is None else memory.lengths.steps(memory.projected)
-        minus_one = memory.z.new_tensor(-1.0)
 
         def step(t: int) -> None:
-            if exact:
-                sigmoids[t].sigmoid_()
-                g[t].tanh_()
-            else:
-                z[t].sigmoid_()
-                torch.add(minus_one, g[t], alpha=2, out=g[t])
+            sigmoids[t].sigmoid_()
+            g[t].tanh_()
             torch.mul(f[t], before[t], out=c[t]).addcmul_(i[t], g[t])
-            if exact:
-                torch.tanh(c[t], out=tanh_c[t])
-            else:
-                torch.mul(c[t], 2, out=tanh_c[t]).sigmoid_()
-                torch.add(minus_one, tanh_c[t], alpha=2, out=tanh_c[t])
+            torch.tanh(c[t], out=tanh_c[t])
             torch.mul(o[t], tanh_c[t], out=unprojected[t])
 
         return step

@@ -13,10 +13,6 @@ from sluice.gradients.layers.recurrent_cells import Cell, GRUCell, LSTMCell
 from sluice.gradients.layers.recurrent_memory import Borrowed, Lengths, Memory, Weights
 from sluice.gradients.native import recurrent
 
-#: A cell whose tanh is not exact runs again, exactly, where some sample's last states are smaller than this (their root
-#: mean square): an error of 6e-8 in each of them could be seen in the norm of its gradient.
-_SMALL_STATES = 0.01
-
 
 class RecurrentLayer(torch.autograd.Function):
     """``y, h_n, c_n`` of one layer (c_n is empty unless it is an LSTM).
@@ -79,8 +75,6 @@ def _forward(cell: Cell, memory: Memory, weights: Weights, x: Tensor) -> Tensor:
         lengths.copy_reversed(memory.inputs[1, :-1, :, :features], memory.inputs[0, :-1, :, :features])
     memory.inputs[:, -1, :, :features] = 0
     _forward_loop(cell, memory)(weights)
-    if not cell.exact and _any_small(lengths.last(memory.h)):
-        _forward_loop(cell.exactly(), memory)(weights)
     states = memory.h[:, 1:]
     y = x.new_empty(*x.shape[:2], directions * memory.state)
     y[..., : memory.state] = states[0]
@@ -111,16 +105,9 @@ def _forward_loop(cell: Cell, memory: Memory) -> Callable[[Weights], None]:
         lengths, advance = memory.lengths, cell.forward(memory)
         z, inputs, h = lengths.steps(memory.z), lengths.steps(memory.inputs), lengths.steps(memory.h, 1)
         unprojected = [] if memory.projected is None else lengths.steps(memory.projected)
-        doubled = (
-            None if cell.doubled is None else slice(cell.doubled * memory.hidden, (cell.doubled + 1) * memory.hidden)
-        )
 
         def run(weights: Weights) -> None:
             fused, bias, projection = weights.fused, weights.bias, weights.projection
-            if doubled is not None:
-                fused, bias = fused.clone(), bias.clone()
-                fused[..., doubled] *= 2
-                bias[..., doubled] *= 2
             for t in range(len(z)):
                 torch.baddbmm(bias, inputs[t], fused, out=z[t])
                 advance(t)
@@ -129,7 +116,7 @@ def _forward_loop(cell: Cell, memory: Memory) -> Callable[[Weights], None]:
 
         return run
 
-    return memory.cached(("forward", cell.exact), make)
+    return memory.cached(("forward",), make)
 
 
 def _backward_loop(
@@ -169,12 +156,6 @@ def _backward_loop(
         return run
 
     return memory.cached(("backward", has_dy, features), make)
-
-
-def _any_small(states: Tensor) -> bool:
-    """Whether the states ``[directions, n, features]`` of some sample are small, and not all exactly zero."""
-    each = torch.linalg.vector_norm(states, dim=(0, 2))
-    return bool(((each < _SMALL_STATES * (states[:, 0].numel() if len(each) else 0) ** 0.5) & (each > 0)).any())
 
 
 def _by_direction(dy: Tensor, into: Tensor, lengths: Lengths) -> None:

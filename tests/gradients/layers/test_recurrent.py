@@ -280,3 +280,39 @@ def test_small_states_keep_their_digits(matches, reaching_loss, size):
     """Without biases the whole gradient is proportional to inputs and states, however small they are."""
     rnn = nn.LSTM(3, 8, batch_first=True, bidirectional=True, bias=False)
     matches(Reader(rnn), size * torch.randn(7, 12, 3), torch.randn(7), reaching_loss)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("kind", "projected"), [("LSTM", 0), ("LSTM", 8), ("GRU", 0), ("tanh", 0)])
+def test_a_record_of_small_numbers_changes_no_bit_of_the_others(kind, projected, compiled):
+    """Which arithmetic a chunk gets must not be for one of its records to decide."""
+    torch.manual_seed(0)
+    recurrent = make(kind, 6, 12, batch_first=True, **({"proj_size": projected} if projected else {}))
+    model = LastOutput(recurrent, projected or 12)
+    x, y = torch.randn(64, 9, 6), torch.arange(64) % 2
+    gradients = PerSampleGradients(
+        model, expected_batch_size=64.0, options=GradientOptions(compiled=compiled, chunk_size=64)
+    )
+
+    def norms(first: Tensor) -> Tensor:
+        (chunk,) = gradients.chunks(torch.cat([first[None], x[1:]]), y, nn.CrossEntropyLoss(reduction="none"))
+        return chunk.norms
+
+    usual = norms(x[0])[1:]
+    for odd in (torch.full((9, 6), 1e-6), torch.zeros(9, 6), torch.full((9, 6), 1e10)):
+        assert torch.equal(norms(odd)[1:], usual)
+
+
+class LastOutput(nn.Module):
+    """Two classes from the last output of a recurrent layer without biases, whose states are small where inputs are."""
+
+    def __init__(self, recurrent: nn.Module, width: int) -> None:
+        super().__init__()
+        self.recurrent, self.classifier = recurrent, nn.Linear(width, 2)
+        for name, parameter in recurrent.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.recurrent(x)[0][:, -1])
+        return logits
