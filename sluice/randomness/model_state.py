@@ -116,7 +116,7 @@ def _exchanged(state: dict[str, Any]) -> dict[str, Any]:
 
 def _cuda() -> bool:
     # Whether it is available takes longer to find out, and one that is not never is initialized.
-    return torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())
 
 
 __all__ = ["ModelRandomness"]
