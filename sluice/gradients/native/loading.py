@@ -42,12 +42,14 @@ def _declare(loaded: ctypes.CDLL) -> None:
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
     ]
-    for kernel in (loaded.bag_forward, loaded.row_norms, loaded.pad_lists):
+    for kernel in (loaded.bag_forward, loaded.add_bags, loaded.row_norms, loaded.pad_lists, loaded.count_entries):
         kernel.restype = ctypes.c_int
     loaded.bag_forward.argtypes = [
-        *(_integer, _integer, _integer, _pointer, _integer, _integer),
-        *(_pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer, _pointer, ctypes.c_int),
+        *(_pointer, _integer, _integer, _pointer, _integer, _integer),
+        *(_pointer, _pointer, _pointer, _pointer, ctypes.c_int),
     ]
+    loaded.add_bags.argtypes = [_pointer] * 4
+    loaded.count_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, _pointer]
     loaded.list_entries.restype = None
     loaded.pad_lists.argtypes = [*[_integer] * 4, *[_pointer] * 4]
     loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 2]
