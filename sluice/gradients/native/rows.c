@@ -74,10 +74,14 @@ int pad_lists(
     int64_t n, int64_t length, int64_t lists, int64_t all, const int32_t *values, const int64_t *offsets, const int64_t *indices,
     int32_t *rows
 ) {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         if (indices[i] < 0 || indices[i] >= lists) return FAILED_RANGE;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t soon = indices[smaller(i + AHEAD, n - 1)];
+        __builtin_prefetch(offsets + indices[smaller(i + 2 * AHEAD, n - 1)]);
         int64_t first = offsets[indices[i]], end = offsets[indices[i] + 1], count = end - first;
         if (first < 0 || end > all || count < 0 || count > length) return FAILED_RANGE;
+        for (int64_t k = offsets[soon]; k < offsets[soon + 1]; k += LINE) __builtin_prefetch(values + k);
         memcpy(rows + i * length, values + first, (size_t)count * sizeof(int32_t));
         memset(rows + i * length + count, -1, (size_t)(length - count) * sizeof(int32_t));
     }
