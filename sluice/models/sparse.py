@@ -36,7 +36,8 @@ class SparseLinear(nn.Linear):
             factors = named * values_of(x[:, 1], self.weight.dtype)
         else:
             factors = named * scale_of(named.sum(1), self.weight.dtype).unsqueeze(1)
-        rows = functional.embedding_bag(columns.clamp(min=0), self.weight.t(), per_sample_weights=factors, mode="sum")
+        columns = columns.masked_fill(~named, 0)
+        rows = functional.embedding_bag(columns, self.weight.t(), per_sample_weights=factors, mode="sum")
         return rows if self.bias is None else rows + self.bias
 
 

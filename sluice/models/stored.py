@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sluice.gradients.layers.linear import NarrowLinearRule
-from sluice.gradients.rules import Call, register
+from sluice.gradients.layers.linear import LinearRule, NarrowLinearRule, is_narrow
+from sluice.gradients.rules import Rule, register
 
 
 class StoredLinear(nn.Linear):
@@ -22,16 +20,16 @@ class StoredLinear(nn.Linear):
         return functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
-class StoredLinearRule(NarrowLinearRule):
-    """Rows in half precision as they are, where there are kernels for them; else as any linear layer takes its input."""
+class StoredLinearRule(LinearRule):
+    """Rows in half precision as they are, where the layer has few outputs and there are kernels for it."""
 
+    def variant(self, module: StoredLinear) -> Rule:
+        return _narrow_rule if is_narrow(module) else self
+
+
+class _NarrowStoredLinearRule(NarrowLinearRule):
     takes_half = True
 
-    def record(self, module: nn.Linear, call: Call) -> Tensor:
-        if not self.is_plain(module, call):
-            x = call.argument(0, "input").to(module.weight.dtype)
-            call = replace(call, inputs=(x,), keywords={})
-        return super().record(module, call)
 
-
+_narrow_rule = _NarrowStoredLinearRule()
 register(StoredLinear, StoredLinearRule())

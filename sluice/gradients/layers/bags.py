@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
@@ -166,7 +167,7 @@ def summed(
     """
     if isinstance(used, Bags):
         return row_kernels.bag_forward(table, used, bias=bias, scales=scales)
-    rows = table[used.tokens]
+    rows = functional.embedding(used.tokens, table)  # indexing would take negative numbers as well
     if used.factors is not None:
         rows = rows * used.factors.unsqueeze(1)
     output = _scaled(rows.new_zeros(used.batch_size, table.shape[1]).index_add_(0, used.samples, rows), scales)

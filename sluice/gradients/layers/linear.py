@@ -25,12 +25,16 @@ from sluice.gradients.rules import Call, Rule, register
 _FEW_OUTPUTS, _MANY_INPUTS = 16, 128
 
 
+def is_narrow(module: nn.Linear) -> bool:
+    """Whether `NarrowLinearRule` is the rule for a layer of this shape."""
+    return module.out_features <= _FEW_OUTPUTS and module.in_features >= _MANY_INPUTS
+
+
 class LinearRule(Rule):
     sums_in_blocks = True
 
     def variant(self, module: Any) -> Rule:
-        narrow_layer = module.out_features <= _FEW_OUTPUTS and module.in_features >= _MANY_INPUTS
-        return _narrow_rule if narrow_layer else self
+        return _narrow_rule if is_narrow(module) else self
 
     def record(self, module: nn.Linear, call: Call) -> Tensor:
         z, tap = call.tap(call.output)

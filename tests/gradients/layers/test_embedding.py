@@ -194,11 +194,12 @@ def test_ragged_bags_agree_with_the_oracle(matches, reaching_loss, mode, last):
     matches(Ragged(), (torch.randint(0, 9, (7, 5)), lengths), torch.randn(7), reaching_loss)
 
 
-def test_bag_called_twice(matches, reaching_loss):
+@pytest.mark.parametrize("padding", [None, 2])
+def test_bag_called_twice(matches, reaching_loss, padding):
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bag = nn.EmbeddingBag(6, 3, mode="mean")
+            self.bag = nn.EmbeddingBag(6, 3, mode="mean", padding_idx=padding)
 
         def forward(self, first: Tensor, second: Tensor) -> Tensor:
             return torch.cat([self.bag(first), self.bag(second).sin()], 1)
