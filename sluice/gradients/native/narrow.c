@@ -95,7 +95,8 @@ static inline __attribute__((always_inline)) void few_products(
     }
 }
 
-static inline __attribute__((always_inline)) void forward_of(
+/* out[i][o] = a[i] . weights[o] + bias[o] (no bias if null), and squares[i] = |a[i]|^2. A sample's bits do not depend on its place. */
+void narrow_forward(
     int64_t n, int64_t inputs, int64_t outputs, const void *a, int bytes, int64_t a_step, const float *weights, const float *bias,
     float *out, double *squares, int threads
 ) {
@@ -110,25 +111,16 @@ static inline __attribute__((always_inline)) void forward_of(
             const float *weights_of[FEW_OUTPUTS];
             float products[FEW_ROWS][FEW_OUTPUTS];
             for (int64_t o = 0; o < FEW_OUTPUTS; o++) weights_of[o] = weights + (start + (o < here ? o : 0)) * inputs;
-            if (start == 0) few_products(inputs, inputs_of, bytes, weights_of, products, square, 1);
-            else few_products(inputs, inputs_of, bytes, weights_of, products, square, 0);
+            if (bytes == 2 && start == 0) few_products(inputs, inputs_of, 2, weights_of, products, square, 1);
+            else if (bytes == 2) few_products(inputs, inputs_of, 2, weights_of, products, square, 0);
+            else if (start == 0) few_products(inputs, inputs_of, 4, weights_of, products, square, 1);
+            else few_products(inputs, inputs_of, 4, weights_of, products, square, 0);
             for (int64_t r = 0; r < rows; r++)
                 for (int64_t o = 0; o < here; o++)
                     out[(first + r) * outputs + start + o] = products[r][o] + (bias ? bias[start + o] : 0);
         }
         for (int64_t r = 0; r < rows; r++) squares[first + r] = square[r];
     }
-}
-
-/*
- * out[i][o] = a[i] . weights[o] + bias[o] (no bias if null), and squares[i] = |a[i]|^2. A sample's bits do not depend on its place.
- */
-void narrow_forward(
-    int64_t n, int64_t inputs, int64_t outputs, const void *a, int bytes, int64_t a_step, const float *weights, const float *bias,
-    float *out, double *squares, int threads
-) {
-    if (bytes == 2) forward_of(n, inputs, outputs, a, 2, a_step, weights, bias, out, squares, threads);
-    else forward_of(n, inputs, outputs, a, 4, a_step, weights, bias, out, squares, threads);
 }
 
 /* to[o][k] += sum over r of b[r][o] * a[r][k], for FEW_ROWS samples and up to FEW_OUTPUTS outputs; missing rows have b = 0. */
@@ -154,7 +146,7 @@ static inline __attribute__((always_inline)) void add_few(
 }
 
 /* to[o][k] = sum over samples i of b[i][o] * a[i][k], for some columns and up to FEW_OUTPUTS of the outputs. */
-static inline __attribute__((always_inline)) void sum_of_few(
+static void sum_of_few(
     int64_t n, int64_t columns, const void *a, int bytes, int64_t a_step, int64_t outputs, const float *b, int64_t b_step,
     float to[FEW_OUTPUTS][PART]
 ) {
@@ -172,28 +164,8 @@ static inline __attribute__((always_inline)) void sum_of_few(
         if (!any) continue; /* such as rows that only fill up a chunk */
         for (int64_t r = 0; r < rows && first + r + FEW_ROWS < n; r++)
             soon_read(input(from[r], bytes, FEW_ROWS * a_step), columns * bytes / 4);
-        add_few(columns, from, bytes, factors, rows_of);
-    }
-}
-
-/* Some columns of `narrow_sum`. */
-static inline __attribute__((always_inline)) void sum_of_columns(
-    int64_t n, int64_t inputs, int64_t outputs, int64_t block, int64_t column, const void *a, int bytes, int64_t a_step,
-    const float *b, float *into
-) {
-    int64_t columns = smaller(inputs - column, PART);
-    for (int64_t o = 0; o < outputs; o++) memset(into + o * inputs + column, 0, (size_t)columns * sizeof(float));
-    /* All outputs of a block before the next one: its inputs are still in the cache for the second of them. */
-    for (int64_t first = 0; first < n; first += block) {
-        int64_t rows = smaller(n - first, block);
-        const void *from = input(a, bytes, first * a_step + column);
-        for (int64_t start = 0; start < outputs; start += FEW_OUTPUTS) {
-            int64_t here = smaller(outputs - start, FEW_OUTPUTS);
-            float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART] __attribute__((aligned(64)));
-            sum_of_few(rows, columns, from, bytes, a_step, here, b + first * outputs + start, outputs, sum);
-            for (int64_t o = 0; o < here; o++)
-                for (int64_t k = 0; k < columns; k++) to[o * inputs + k] += sum[o][k];
-        }
+        if (bytes == 2) add_few(columns, from, 2, factors, rows_of);
+        else add_few(columns, from, 4, factors, rows_of);
     }
 }
 
@@ -206,7 +178,20 @@ void narrow_sum(
     int threads
 ) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t column = 0; column < inputs; column += PART)
-        if (bytes == 2) sum_of_columns(n, inputs, outputs, block, column, a, 2, a_step, b, into);
-        else sum_of_columns(n, inputs, outputs, block, column, a, 4, a_step, b, into);
+    for (int64_t column = 0; column < inputs; column += PART) {
+        int64_t columns = smaller(inputs - column, PART);
+        for (int64_t o = 0; o < outputs; o++) memset(into + o * inputs + column, 0, (size_t)columns * sizeof(float));
+        /* All outputs of a block before the next one: its inputs are still in the cache for the second of them. */
+        for (int64_t first = 0; first < n; first += block) {
+            int64_t rows = smaller(n - first, block);
+            const void *from = input(a, bytes, first * a_step + column);
+            for (int64_t start = 0; start < outputs; start += FEW_OUTPUTS) {
+                int64_t here = smaller(outputs - start, FEW_OUTPUTS);
+                float *to = into + start * inputs + column, sum[FEW_OUTPUTS][PART] __attribute__((aligned(64)));
+                sum_of_few(rows, columns, from, bytes, a_step, here, b + first * outputs + start, outputs, sum);
+                for (int64_t o = 0; o < here; o++)
+                    for (int64_t k = 0; k < columns; k++) to[o * inputs + k] += sum[o][k];
+            }
+        }
+    }
 }
