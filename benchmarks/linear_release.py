@@ -74,9 +74,9 @@ void dense(
             const _Float16 *from = features + indices[first + r] * inputs;
             for (int64_t k = 0; k < inputs; k++) block[r * inputs + k] = (float)from[k];
         }
-        narrow_forward(rows, inputs, classes, block, inputs, weights, 0, logits, squares, 1);
+        narrow_forward(rows, inputs, classes, block, 4, inputs, weights, 0, logits, squares, 1);
         for (int64_t r = 0; r < rows; r++) derivatives(classes, logits + r * classes, labels[indices[first + r]], squares[r]);
-        narrow_sum(rows, inputs, classes, rows, block, inputs, logits, part, 1);
+        narrow_sum(rows, inputs, classes, rows, block, 4, inputs, logits, part, 1);
         for (int64_t k = 0; k < classes * inputs; k++) into[k] += part[k];
     }
 }
@@ -111,7 +111,7 @@ def fused_loops() -> ctypes.CDLL:
 
 def dense_data(records: int, shape: tuple[int, ...]) -> TensorExamples:
     features = torch.randn(records, *shape).half()
-    return TensorExamples(features, torch.randint(0, CLASSES, (records,)), unscaled)
+    return TensorExamples(features, torch.randint(0, CLASSES, (records,)), unscaled).stored()
 
 
 def sparse_data() -> BagExamples:

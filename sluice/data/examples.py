@@ -141,6 +141,16 @@ class TensorExamples(Examples):
             self.transform.write(self.inputs.index_select(0, places), part)
         return values
 
+    def stored(self) -> TensorExamples:
+        """The same records in half precision, if that is all that they are stored in, for models that take them so.
+
+        These are models that convert them to their own precision as they read them (`sluice.models.StoredLinear`).
+        """
+        converted = isinstance(self.transform, ToFloat) and self.transform.only_converts
+        if type(self) is not TensorExamples or not converted or self.inputs.dtype is not torch.float16:
+            return self
+        return StoredExamples(self.inputs, self.labels, self.transform, digests=self._digests)
+
     def subset(self, indices: Indices) -> Self:
         chosen = self._chosen(indices)
         return type(self)(chosen.inputs, chosen.labels, self.transform, digests=chosen._digests)
@@ -154,6 +164,16 @@ class TensorExamples(Examples):
     def to(self, device: torch.device | str) -> Self:
         """The same records on another device, still in their compact type."""
         return type(self)(self.inputs.to(device), self.labels.to(device), self.transform, digests=self._digests)
+
+
+class StoredExamples(TensorExamples):
+    """Records whose inputs are read in the type in which they are stored: see `TensorExamples.stored`."""
+
+    def inputs_at(self, indices: Tensor) -> Tensor:
+        return self.inputs.index_select(0, indices)
+
+    def digested_inputs_at(self, indices: Tensor) -> Tensor:
+        return super().inputs_at(indices)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from sluice._base.files import canonical_json
 from sluice._base.interrupts import DelayedInterrupt
 from sluice.audit.canaries import Canaries
 from sluice.audit.files import kept_coins, write_audit
-from sluice.data import DataSplits
+from sluice.data import DataSplits, Examples, TensorExamples
 from sluice.data.fingerprint import fingerprint
 from sluice.experiments.encoded import encoded_model
 from sluice.experiments.evaluation import accuracy
@@ -35,6 +35,7 @@ from sluice.features.examples import RowExamples
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import delta_problem
 from sluice.methods import method_of, planned_mechanism
+from sluice.models.linear import LinearClassifier, SoftmaxRegression
 from sluice.runs.certificate import FEATURE_STATEMENTS
 from sluice.runs.checkpoint import checkpoint_releases
 from sluice.runs.evaluations import Evaluation
@@ -276,7 +277,7 @@ class Training:
             self.mechanism,
             module=self.model,
             optimizer=self._optimizer,
-            data_loader=self._records.train,
+            data_loader=self._as_read(),
             options=TrainingOptions(
                 lr_scheduler=self._scheduler,
                 ema_decay=self.settings.ema_decay or None,
@@ -286,6 +287,12 @@ class Training:
                 observe_attempt=self._observe_attempt,
             ),
         )
+
+    def _as_read(self) -> Examples:
+        """The training records; rows in half precision stay so for models that take them, but where canaries stand beside them."""
+        train = self._records.train
+        takes_stored = isinstance(self.model, LinearClassifier | SoftmaxRegression) and self._canaries is None
+        return train.stored() if takes_stored and isinstance(train, TensorExamples) else train
 
     def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
         keeper = self.engine.keep_in(folder.checkpoints, every=self._checkpoint_every, config_hash=folder.config_hash)

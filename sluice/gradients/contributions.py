@@ -69,11 +69,12 @@ _FEW = 64
 
 def squared_norms(rows: Tensor) -> Tensor:
     """Squared Euclidean norm of each row, all axes but the first taken together, in float64."""
-    if rows.shape[0] == 0 or rows.numel() == 0:
+    if rows.numel() == 0:
         return rows.new_zeros(rows.shape[0], dtype=torch.float64)
     flat = rows.reshape(rows.shape[0], -1)
     whole = flat.shape[1] // _PART * _PART
-    squares: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square_()
+    rest = flat[:, whole:] if whole else flat
+    squares: Tensor = torch.linalg.vector_norm(rest, dim=1).double().square_()
     if whole:
         parts = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, _PART)), dim=2)
         squares += parts.double().square_().sum(1)

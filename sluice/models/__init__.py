@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sluice.models.perceptron import Perceptron
     from sluice.models.shrinkage import accumulated_noise, shrunk
     from sluice.models.sparse import SparseLinear
+    from sluice.models.stored import StoredLinear
     from sluice.models.text import BidirectionalLSTM, MeanEmbedding
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "perceptron": ("Perceptron",),
     "shrinkage": ("accumulated_noise", "shrunk"),
     "sparse": ("SparseLinear",),
+    "stored": ("StoredLinear",),
     "text": ("BidirectionalLSTM", "MeanEmbedding"),
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "Perceptron",
     "SoftmaxRegression",
     "SparseLinear",
+    "StoredLinear",
     "TemperedSigmoid",
     "Tempering",
     "accumulated_noise",

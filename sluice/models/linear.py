@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from sluice.models.sparse import SparseLinear
+from sluice.models.stored import StoredLinear
 
 
 class LinearClassifier(nn.Module):
-    """Flatten each record and apply one linear layer. It begins at zero, so no class is preferred at first.
+    """Flatten each record and apply one linear layer (`StoredLinear`). It begins at zero, so no class is preferred at first.
 
     The loss is convex in its parameters, so any start is as good; zero makes runs comparable.
     """
@@ -19,7 +20,7 @@ class LinearClassifier(nn.Module):
     def __init__(self, *, input_shape: Sequence[int], classes: int) -> None:
         super().__init__()
         self.flatten = nn.Flatten()
-        self.classifier = nn.Linear(math.prod(input_shape), classes)
+        self.classifier = StoredLinear(math.prod(input_shape), classes)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
@@ -33,7 +34,7 @@ class SoftmaxRegression(nn.Module):
 
     def __init__(self, *, width: int, classes: int) -> None:
         super().__init__()
-        self.classifier = nn.Linear(width, classes, bias=False)
+        self.classifier = StoredLinear(width, classes, bias=False)
         nn.init.zeros_(self.classifier.weight)
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sluice.data.weighted import VALUE_STEPS
 from sluice.gradients.contributions import RowsContribution
-from sluice.gradients.layers.bags import BagContribution, summed
-from sluice.gradients.layers.embedding import Lookups
+from sluice.gradients.layers.bags import BagContribution, bags_in, summed
 from sluice.gradients.layers.linear import NarrowLinearRule
 from sluice.gradients.rules import Call, register
 
@@ -39,7 +36,8 @@ class SparseLinear(nn.Linear):
             factors = named * values_of(x[:, 1], self.weight.dtype)
         else:
             factors = named * scale_of(named.sum(1), self.weight.dtype).unsqueeze(1)
-        rows = functional.embedding_bag(columns.clamp(min=0), self.weight.t(), per_sample_weights=factors, mode="sum")
+        columns = columns.masked_fill(~named, 0)
+        rows = functional.embedding_bag(columns, self.weight.t(), per_sample_weights=factors, mode="sum")
         return rows if self.bias is None else rows + self.bias
 
 
@@ -65,20 +63,17 @@ class SparseLinearRule(NarrowLinearRule):
         x = call.argument(0, "input")
         if x.is_floating_point():
             return super().record(module, call)
-        compiled = call.options.compiled
-        columns = columns_of(call.save(x))
-        lookups = Lookups.of(columns, padding=NO_COLUMN, compiled=compiled)
-        if x.dim() == 3:
-            values = values_of(x[:, 1][columns != NO_COLUMN], module.weight.dtype)
-            lookups, scales = replace(lookups, factors=values), None
-        else:
-            scales = scale_of(lookups.sizes(), module.weight.dtype)
-        output, squares = summed(module.weight.detach().t(), lookups, scales=scales, compiled=compiled)
-        z, tap = call.tap(output if module.bias is None else output + module.bias.detach())
+        x, table, compiled = call.save(x), module.weight.detach().t(), call.options.compiled
+        factors = values_of(x[:, 1], table.dtype) if x.dim() == 3 else None
+        used = bags_in(columns_of(x), table, padding=NO_COLUMN, factors=factors, compiled=compiled)
+        scales = scale_of(used.sizes(), table.dtype) if factors is None else None
+        bias = None if module.bias is None else module.bias.detach()
+        output, squares = summed(table, used, scales=scales, bias=bias)
+        z, tap = call.tap(output)
         if call.trainable(module.weight):
             call.contribute(
                 BagContribution(
-                    module.weight, tap, lookups, scales=scales, squares=squares, compiled=compiled, transposed=True
+                    module.weight, tap, used, scales=scales, squares=squares, compiled=compiled, transposed=True
                 )
             )
         if call.trainable(module.bias):

@@ -73,7 +73,7 @@ class Batches:
 
     def pieces(self, indices: Tensor, size: int) -> Iterator[Any]:
         """The named records in pieces of at most ``size``; nothing at all for an empty sample."""
-        parts = indices.split(size) if len(indices) else ()
+        parts = indices.split(size) if indices.shape[0] else ()
         if self._reader is not None:
             self._named.pieces = [part.tolist() for part in parts]
             yield from self._reader if parts else ()
@@ -86,14 +86,15 @@ class Batches:
 
         Data sets that are read record by record leave the last piece as it is: there, copies would cost as much as records.
         """
-        counts = [len(part) for part in indices.split(size)] if len(indices) else []
-        if counts and self._reader is None:
-            missing = size - counts[-1]
-            indices = torch.cat([indices, indices[-counts[-1]].expand(missing)])
-        remaining = iter(counts)
+        remaining = indices.shape[0]
+        missing = -remaining % size
+        if missing and self._reader is None:
+            first_of_last = remaining + missing - size
+            indices = torch.cat([indices, indices[first_of_last].expand(missing)])
         for piece in self.pieces(indices, size):
-            yield piece, next(remaining)
+            yield piece, min(remaining, size)
             del piece  # see `TrainingContext.chunks`
+            remaining -= size
 
     def _at_once(self, indices: Tensor) -> Any:
         if isinstance(self.dataset, TensorDataset):

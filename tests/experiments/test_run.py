@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from sluice._base.errors import DataError, InputError
 from sluice._base.interrupts import DelayedInterrupt, sigterm_as_interrupt
 from sluice.data import DataSplits, hold_out
-from sluice.data.examples import Examples
+from sluice.data.examples import Examples, StoredExamples, TensorExamples
+from sluice.data.transforms import unscaled
 from sluice.experiments import fitting
 from sluice.experiments import judge as judge_module
 from sluice.experiments import recorded as recorded_module
@@ -100,6 +101,24 @@ def test_it_learns(digits, tmp_path):
     result = train(tmp_path / "run", digits, short(releases=60, noise_multiplier=1.0, evaluate_every=0))
     assert result.test_accuracy is not None
     assert result.test_accuracy > 0.85
+
+
+@pytest.mark.parametrize("canaries", [None, 20])
+def test_rows_in_half_precision_are_read_as_they_are_stored(canaries, digits, tmp_path, monkeypatch):
+    def in_half(examples: Examples) -> TensorExamples:
+        return TensorExamples(examples.batch(range(len(examples)))[0].half(), examples.labels, unscaled)
+
+    splits = replace(digits, train=in_half(digits.train), test=in_half(digits.test))
+    settings, read = short(model="linear", canaries=canaries), []
+    as_stored = StoredExamples.inputs_at
+    monkeypatch.setattr(StoredExamples, "inputs_at", lambda *given: read.append(1) or as_stored(*given))
+    found = train(tmp_path / "stored", splits, settings)
+    assert bool(read) == (canaries is None)
+    monkeypatch.setattr(TensorExamples, "stored", lambda examples: examples)
+    wanted = train(tmp_path / "single", splits, settings)
+    weights = [load_file(result.run / "public" / "model.safetensors") for result in (found, wanted)]
+    for name, value in weights[1].items():
+        torch.testing.assert_close(weights[0][name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_seed_repeats_a_run_and_cryptographic_noise_does_not(whole, digits, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from sluice.gradients import GradientOptions, PerSampleGradients
 from sluice.gradients.native import gather, kernels, narrow
 from sluice.gradients.native import rows as row_kernels
 from sluice.gradients.native.loading import library
+from sluice.gradients.native.rows import Bags
 
 
 def needs_kernels(test: Callable[..., None]) -> Callable[..., None]:
@@ -190,13 +192,16 @@ def _in_threads(count: int, run: Callable[[], Any]) -> Any:
     outputs=st.integers(1, 16),
     block=st.integers(1, 40),
     threads=st.integers(1, 3),
+    kind=st.sampled_from([torch.float32, torch.float16]),
 )
 @needs_kernels
-def test_few_outputs(n: int, inputs: int, outputs: int, block: int, threads: int) -> None:
+def test_few_outputs(n: int, inputs: int, outputs: int, block: int, threads: int, kind: torch.dtype) -> None:
     a, weight, bias, b = (
         torch.randn(*shape) for shape in ((n, inputs + 3), (outputs, inputs), (outputs,), (n, outputs))
     )
-    a = a[:, :inputs]
+    a = a.to(kind)[:, :inputs]
+    if not narrow.reads(a):
+        pytest.skip("the compiler does not know half precision")
 
     def run() -> tuple[Tensor, ...]:
         return *narrow.forward(a, weight, bias), narrow.weight_gradient(a, b, block=block)
@@ -209,9 +214,12 @@ def test_few_outputs(n: int, inputs: int, outputs: int, block: int, threads: int
     assert all(torch.equal(one, other) for one, other in zip(found, _in_threads(1, run), strict=True))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
 @needs_kernels
-def test_the_bits_of_few_outputs_do_not_depend_on_the_place() -> None:
-    a = torch.randn(1, 777).repeat(11, 1)
+def test_the_bits_of_few_outputs_do_not_depend_on_the_place(kind: torch.dtype) -> None:
+    a = torch.randn(1, 777).to(kind).repeat(11, 1)
+    if not narrow.reads(a):
+        pytest.skip("the compiler does not know half precision")
     for values in narrow.forward(a, torch.randn(7, 777), None):
         assert bool((values == values[0]).all())
 
@@ -224,23 +232,28 @@ def test_bags(data: st.DataObject, width: int, table: int, threads: int) -> None
     kind = data.draw(st.sampled_from([torch.int32, torch.int64]))
     ids = torch.tensor([i for each in lists for i in each], dtype=kind)
     offsets = torch.tensor([0, *torch.tensor([len(each) for each in lists]).cumsum(0).tolist()] if lists else [0])
-    factors = torch.randn(len(ids)) if data.draw(st.booleans()) else None
+    longest = 7
+    matrix = torch.tensor([[*each, *[-1] * (longest - len(each))] for each in lists], dtype=kind).view(-1, longest)
+    factors = torch.randn(matrix.shape) if data.draw(st.booleans()) else None
     scales = torch.randn(len(lists)) if data.draw(st.booleans()) else None
+    bias = torch.randn(width) if data.draw(st.booleans()) else None
     rows = torch.randn(table, width)
     stored = data.draw(st.sampled_from([rows, rows.t().contiguous().t()]))
     derivatives = torch.randn(len(ids), width)
 
     def run() -> tuple[Tensor, ...]:
-        sums = row_kernels.bag_forward(stored, ids, offsets, factors=factors, scales=scales)
+        bags = Bags.of(matrix, padding=-1, factors=factors)
+        sums = row_kernels.bag_forward(stored, bags, bias=bias, scales=scales)
         return *sums, row_kernels.row_norms(derivatives, ids, offsets, table_rows=table)
 
     output, squares, norms = _in_threads(threads, run)
     for i in range(len(lists)):
         span = slice(int(offsets[i]), int(offsets[i + 1]))
-        used = torch.ones(span.stop - span.start) if factors is None else factors[span]
+        used = torch.ones(len(lists[i])) if factors is None else factors[i, : len(lists[i])]
         uses = torch.zeros(table, dtype=torch.float64).index_add_(0, ids[span], used.double())
         uses *= 1.0 if scales is None else scales[i].double()
-        torch.testing.assert_close(output[i].double(), uses @ rows.double(), rtol=1e-4, atol=1e-5)
+        exact = uses @ rows.double() + (0 if bias is None else bias.double())
+        torch.testing.assert_close(output[i].double(), exact, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(squares[i], uses.square().sum(), rtol=1e-6, atol=1e-12)
         gradient = torch.zeros(table, width, dtype=torch.float64).index_add_(0, ids[span], derivatives[span].double())
         torch.testing.assert_close(norms[i], gradient.square().sum(), rtol=1e-12, atol=1e-12)
@@ -252,7 +265,7 @@ def test_bags(data: st.DataObject, width: int, table: int, threads: int) -> None
 def test_a_bag_with_an_id_outside_the_table_is_an_error(wrong: int) -> None:
     with pytest.raises(IndexError, match="table of 4 rows"):
         row_kernels.bag_forward(
-            torch.ones(4, 2), torch.tensor([0, wrong]), torch.tensor([0, 2]), factors=None, scales=None
+            torch.ones(4, 2), Bags.of(torch.tensor([[0], [wrong]]), padding=None), bias=None, scales=None
         )
     with pytest.raises(AssertionError, match="compiled kernel"):
         row_kernels.row_norms(torch.ones(2, 2), torch.tensor([0, wrong]), torch.tensor([0, 2]), table_rows=4)
@@ -270,6 +283,11 @@ def test_entries_of_a_matrix_and_back(data: st.DataObject, kind: torch.dtype, pa
     assert values.tolist() == [value for row in kept for value in row]
     assert offsets.diff().tolist() == [len(row) for row in kept]
     indices = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), max_size=4)) if n else [], dtype=torch.int64)
+    bags = Bags.of(matrix, padding=padding, factors=matrix.float())
+    assert bags.counts.tolist() == [len(row) for row in kept]
+    assert [row[: len(each)] for row, each in zip(bags.ids.tolist(), kept, strict=True)] == kept
+    assert bags.factors is not None
+    assert torch.equal(bags.factors, bags.ids.float())
     padded = row_kernels.pad_lists(values.int(), offsets, indices, length=columns)
     assert padded.tolist() == [kept[i] + [-1] * (columns - len(kept[i])) for i in indices.tolist()]
 
@@ -294,17 +312,33 @@ def test_a_row_that_everybody_uses_is_rounded_once(width: int, fresh: bool) -> N
 @needs_kernels
 def test_bags_are_added_as_their_lookups_one_by_one(kind: torch.dtype, width: int, table: int) -> None:
     """In tables of both sizes, between which the kernel distinguishes."""
-    sizes = torch.randint(0, 7, (40,))
-    offsets, sources = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]), torch.repeat_interleave(sizes)
-    ids, rows, scales = torch.randint(0, table, (len(sources),)), torch.randn(40, width), torch.randn(len(sources))
-    for factors in (None, scales):
+    counts = torch.randint(0, 7, (40,))
+    matrix, each, scales = torch.randint(0, table, (40, 7)), torch.randn(40, 7), torch.rand(40)
+    rows, weights = torch.randn(40, width), torch.rand(40)
+    named, sources = torch.arange(7) < counts.unsqueeze(1), torch.repeat_interleave(counts)
+    ids = matrix[named]
+    matrix[~named] = -5  # neither these nor what stands beside them is looked at
+    for factors, by in itertools.product((None, each), (None, scales)):
+        bags = Bags(matrix.to(kind), counts, factors)
         found, expected = torch.ones(2, width, table), torch.ones(table, width)
-        row_kernels.add_rows(rows, ids.to(kind), factors, into=found[1].t(), offsets=offsets)
-        row_kernels.add_rows(rows, ids, factors, into=expected, sources=sources)
+        row_kernels.add_bags(rows, bags, scales=by, weights=weights, into=found[1].t())
+        scaled = (rows if by is None else rows * by.unsqueeze(1)) * weights.unsqueeze(1)
+        of_lookups = None if factors is None else factors[named]
+        row_kernels.add_rows(scaled, ids, of_lookups, into=expected, sources=sources)
         assert torch.equal(found[1].t(), expected)
-        each = rows[sources].double() * (1 if factors is None else factors.double().unsqueeze(1))
-        exact = torch.ones(table, width, dtype=torch.float64).index_add_(0, ids, each)
+        terms = scaled[sources].double() * (1 if of_lookups is None else of_lookups.double().unsqueeze(1))
+        exact = torch.ones(table, width, dtype=torch.float64).index_add_(0, ids, terms)
         torch.testing.assert_close(expected.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("token", "count"), [(3, 1), (-1, 1), (0, -1), (0, 2)])
+@needs_kernels
+def test_bags_elsewhere_are_refused(token: int, count: int) -> None:
+    bags = Bags(torch.tensor([[token]]), torch.tensor([count]))
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        row_kernels.add_bags(torch.ones(1, 2), bags, scales=None, weights=torch.ones(1), into=torch.ones(3, 2))
+    with pytest.raises(IndexError, match="table of 3 rows"):
+        row_kernels.bag_forward(torch.ones(3, 2), bags, bias=None, scales=None)
 
 
 @needs_kernels

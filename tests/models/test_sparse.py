@@ -94,6 +94,40 @@ def test_a_broken_record_leaves_the_others_alone(compiled: bool, made: Callable[
         torch.testing.assert_close(found[name], value)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("made", [lists_and_rows, weighted_lists_and_rows])
+def test_a_layer_that_is_called_twice(compiled: bool, made: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = SparseLinear(WIDTH, 3)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return self.layer(first) + self.layer(second).sin()
+
+    engine = PerSampleGradients(Twice(), options=GradientOptions(compiled=compiled))
+    weights = torch.rand(20)
+
+    def found(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return engine.weighted_sum((x, x.roll(1, 0)), None, lambda o, _: o.exp().sum(1), lambda norms: weights)
+
+    (norms, sums), (wanted_norms, wanted) = (found(x) for x in made(20))
+    torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=1e-6)
+    for name, value in wanted.items():
+        torch.testing.assert_close(sums[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-2, WIDTH])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_column_that_is_not_there_is_an_error(wrong: int, compiled: bool) -> None:
+    engine = PerSampleGradients(SparseLinear(WIDTH, 3), options=GradientOptions(compiled=compiled))
+    lists = torch.tensor([[3, 4], [wrong, 5]], dtype=torch.int32)
+    engine.norms(lists[:1], None, lambda o, _: o.sum(1))
+    for use in (engine.module, lambda lists: engine.norms(lists, None, lambda o, _: o.sum(1))):
+        with pytest.raises((IndexError, RuntimeError), match=r"idx|index"):
+            use(lists)
+
+
 def trained(examples: Examples, model: nn.Module) -> dict[str, Tensor]:
     engine = PrivacyEngine(seed=3)
     engine.make_private(

@@ -15,7 +15,7 @@ from sluice.gradients.functional.meeting import Meeting
 from sluice.gradients.functional.pullback import Value
 from sluice.gradients.functional.rules import plain, rule, substituted
 from sluice.gradients.functional.trace import Place
-from sluice.gradients.layers.embedding import Lookups, RowContribution
+from sluice.gradients.layers.embedding import Lookups, RowContribution, uses
 
 
 @rule("layer_norm", "rms_norm")
@@ -162,7 +162,7 @@ def _rows(
     meeting.contribute(
         table,
         lambda parameter: RowContribution(
-            parameter, tap, lookups, by_lookup, by_frequency=by_frequency, compiled=meeting.options.compiled
+            parameter, uses(tap, lookups, by_lookup), by_frequency=by_frequency, compiled=meeting.options.compiled
         ),
     )
     return z

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
 from sluice.gradients.layers.embedding import Lookups, RowContribution, add_rows
 from sluice.gradients.native import kernels
 from sluice.gradients.native import rows as row_kernels
+from sluice.gradients.native.rows import Bags
 from sluice.gradients.rules import Call, Rule, register
 
 
@@ -29,7 +32,7 @@ class BagContribution(RowContribution):
         self,
         parameter: Tensor,
         tap: Tap,
-        lookups: Lookups,
+        used: Lookups | Bags,
         *,
         scales: Tensor | None,
         squares: Tensor,
@@ -37,19 +40,20 @@ class BagContribution(RowContribution):
         transposed: bool = False,
     ) -> None:
         # Not a method: a contribution that refers to itself would wait for the garbage collector.
-        view = partial(_rows, lookups, scales)
-        super().__init__(parameter, tap, lookups, view, compiled=compiled)
+        super().__init__(parameter, partial(_uses, tap, used, scales), compiled=compiled)
+        self._tap = tap
+        self._used = used
         self._scales = scales
         self._squares = squares
         self._transposed = transposed
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        if len(self._pieces) > 1:
+        if self.is_merged:
             return super().norms_squared(keep=keep)
         return squared_norms(self._gradient().double()) * self._squares
 
     def _gradient(self) -> Tensor:
-        gradient = self._pieces[0][0].gradient
+        gradient = self._tap.gradient
         return gradient if self._dropped is None else zero_rows(gradient, self._dropped)
 
     def per_sample(self, samples: slice) -> Tensor:
@@ -57,18 +61,23 @@ class BagContribution(RowContribution):
         return gradients.transpose(1, 2) if self._transposed else gradients
 
     def _add(self, weights: Tensor, *, into: Tensor, fresh: bool) -> None:
-        if len(self._pieces) > 1:
+        if self.is_merged:
             super()._add(weights, into=into, fresh=fresh)
             return
-        _, lookups, _ = self._pieces[0]
+        table, gradient, used = into.t() if self._transposed else into, self._gradient(), self._used
+        if isinstance(used, Bags) and kernels.available(gradient, table):
+            weights = weights.to(gradient.dtype)
+            row_kernels.add_bags(gradient, used, scales=self._scales, weights=weights, into=table, fresh=fresh)
+            return
+        lookups = listed(used)
         add_rows(
-            _scaled(_scaled(self._gradient(), self._scales), weights),
+            _scaled(_scaled(gradient, self._scales), weights),
             lookups.tokens,
             lookups.factors,
-            into=into.t() if self._transposed else into,
+            into=table,
             fresh=fresh,
             compiled=self._compiled,
-            bags=lookups,
+            sources=lookups.samples,
         )
 
     def merged(self, other: Contribution) -> Contribution | None:
@@ -79,9 +88,39 @@ def _scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
     return gradient if scales is None else gradient * scales.to(gradient.dtype).unsqueeze(1)
 
 
-def _rows(lookups: Lookups, scales: Tensor | None, gradient: Tensor) -> Tensor:
-    """The gradient of each lookup's row, but for its factor."""
-    return _scaled(gradient, scales)[lookups.samples]
+def _uses(tap: Tap, used: Lookups | Bags, scales: Tensor | None) -> tuple[Lookups, Tensor]:
+    """The lookups, and the gradient of each."""
+    lookups = listed(used)
+    return lookups, _scaled(_scaled(tap.gradient, scales)[lookups.samples], lookups.factors)
+
+
+def listed(used: Lookups | Bags) -> Lookups:
+    """The lookups of bags as one list."""
+    if isinstance(used, Lookups):
+        return used
+    columns = torch.arange(used.ids.shape[1])
+    named = columns < used.counts.unsqueeze(1)
+    return Lookups(
+        tokens=used.ids[named],
+        factors=None if used.factors is None else used.factors[named],
+        batch_size=used.ids.shape[0],
+        owners=torch.repeat_interleave(used.counts),
+    )
+
+
+def bags_in(
+    matrix: Tensor, table: Tensor, *, padding: int | None, factors: Tensor | None = None, compiled: bool
+) -> Lookups | Bags:
+    """The lookups in a table that rows of a matrix name, for a kernel in C where there is one for them.
+
+    Args:
+        matrix: integers, one sample in each row; entries that are ``padding`` are not lookups.
+        factors: what each row of the table is multiplied by, of the same shape; None for one.
+    """
+    if compiled and row_kernels.has_ids(matrix) and kernels.available(table):
+        return Bags.of(matrix, padding=padding, factors=factors)
+    lookups = Lookups.of(matrix, padding=padding, compiled=False)
+    return lookups if factors is None else replace(lookups, factors=factors[matrix != padding])
 
 
 class LargestContribution(Contribution):
@@ -119,19 +158,20 @@ class LargestContribution(Contribution):
         self._dropped = samples
 
 
-def summed(table: Tensor, lookups: Lookups, *, scales: Tensor | None, compiled: bool) -> tuple[Tensor, Tensor]:
-    """Rows of a table added up for each sample, the sum times the sample's scale. No autograd.
+def summed(
+    table: Tensor, used: Lookups | Bags, *, scales: Tensor | None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows of a table added up for each sample, the sum times the sample's scale, plus a bias. No autograd.
 
     Returns (the sums, the squares that `BagContribution` takes).
     """
-    factors = lookups.factors
-    if compiled and lookups.offsets is not None and kernels.available(table):
-        return row_kernels.bag_forward(table, lookups.tokens, lookups.offsets, factors=factors, scales=scales)
-    rows = table[lookups.tokens]
-    if factors is not None:
-        rows = rows * factors.unsqueeze(1)
-    output = rows.new_zeros(lookups.batch_size, table.shape[1]).index_add_(0, lookups.samples, rows)
-    return output if scales is None else output * scales.unsqueeze(1), _squares(lookups, table, scales)
+    if isinstance(used, Bags):
+        return row_kernels.bag_forward(table, used, bias=bias, scales=scales)
+    rows = functional.embedding(used.tokens, table)  # indexing would take negative numbers as well
+    if used.factors is not None:
+        rows = rows * used.factors.unsqueeze(1)
+    output = _scaled(rows.new_zeros(used.batch_size, table.shape[1]).index_add_(0, used.samples, rows), scales)
+    return output if bias is None else output + bias, _squares(used, table, scales)
 
 
 def _squares(lookups: Lookups, table: Tensor, scales: Tensor | None) -> Tensor:
@@ -221,28 +261,29 @@ class EmbeddingBagRule(Rule):
         """The usual case, by a kernel in C: a row of indices for each sample, and no factors."""
         indices = call.save(call.argument(0, "input"))
         _require_one_bag_each(indices.shape[0], call)
-        lookups = Lookups.of(indices, padding=module.padding_idx, compiled=True)
-        scales = _mean_scales(module, lookups)
-        output, squares = summed(module.weight, lookups, scales=scales, compiled=True)
+        bags = bags_in(indices, module.weight, padding=module.padding_idx, compiled=True)
+        scales = _mean_scales(module, bags)
+        output, squares = summed(module.weight, bags, scales=scales)
         if not call.trainable(module.weight):
             return output
         z, tap = call.tap(output)
-        call.contribute(BagContribution(module.weight, tap, lookups, scales=scales, squares=squares, compiled=True))
+        call.contribute(BagContribution(module.weight, tap, bags, scales=scales, squares=squares, compiled=True))
         return z
 
 
-def _mean_scales(module: nn.EmbeddingBag, lookups: Lookups) -> Tensor | None:
+def _mean_scales(module: nn.EmbeddingBag, used: Lookups | Bags) -> Tensor | None:
     """One over the number of rows in each bag, if they are averaged."""
     if module.mode != "mean":
         return None
-    return 1 / lookups.sizes().clamp(min=1).to(torch.promote_types(module.weight.dtype, torch.float32))
+    return 1 / used.sizes().clamp(min=1).to(torch.promote_types(module.weight.dtype, torch.float32))
 
 
 def _has_kernel(module: nn.EmbeddingBag, call: Call) -> bool:
     plain = module.mode != "max" and not module.scale_grad_by_freq
     indices = call.argument(0, "input")
     no_factors = _optional(call, 2, "per_sample_weights") is None
-    return plain and no_factors and indices.dim() == 2 and call.options.compiled and kernels.available(module.weight)
+    in_rows = indices.dim() == 2 and row_kernels.has_ids(indices)
+    return plain and no_factors and in_rows and call.options.compiled and kernels.available(module.weight)
 
 
 def _require_one_bag_each(bags: int, call: Call) -> None:

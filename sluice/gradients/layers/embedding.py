@@ -89,11 +89,15 @@ class Lookups:
         return order[places], members, groups // table_rows
 
 
+#: Gives lookups, and the gradient of each, ``[lookups, width]``, once the backward pass has run.
+Uses = Callable[[], tuple[Lookups, Tensor]]
+
+
 class RowContribution(Contribution):
     """A table of which each sample uses a few rows; each use has its own gradient.
 
     Args:
-        view: brings the tap's gradient to one row for each lookup, ``[lookups, width]``.
+        rows_used: what each sample used, see `uses`.
         by_frequency: divide a row's gradient by the number of times that the sample used it
             (``scale_grad_by_freq``, for a batch of one).
         compiled: whether the kernel in C may be used.
@@ -102,34 +106,36 @@ class RowContribution(Contribution):
     def __init__(
         self,
         parameter: Tensor,
-        tap: Tap,
-        lookups: Lookups,
-        view: Callable[[Tensor], Tensor],
+        rows_used: Uses,
         *,
         by_frequency: bool = False,
         compiled: bool = False,
     ) -> None:
         super().__init__(parameter)
         self._compiled = compiled
-        self._pieces = [(tap, lookups, view)]
+        self._pieces = [rows_used]
         self._by_frequency = by_frequency
         self._uses: tuple[Lookups, Tensor] | None = None
         self._dropped: Tensor | None = None
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether it stands for others beside itself."""
+        return len(self._pieces) > 1
+
     def lookups_and_rows(self) -> tuple[Lookups, Tensor]:
         """All lookups, and the gradient of each."""
         if self._uses is None:
-            parts = [_scaled(lookups, view(tap.gradient)) for tap, lookups, view in self._pieces]
-            lookups, rows = self._pieces[0][1], parts[0]
-            if len(parts) > 1:
-                each = [piece[1] for piece in self._pieces]
+            parts = [piece() for piece in self._pieces]
+            lookups, rows = parts[0]
+            if self.is_merged:
                 lookups = Lookups(
-                    tokens=torch.cat([part.tokens for part in each]),
-                    owners=torch.cat([part.samples for part in each]),
+                    tokens=torch.cat([part.tokens for part, _ in parts]),
+                    owners=torch.cat([part.samples for part, _ in parts]),
                     factors=None,
                     batch_size=lookups.batch_size,
                 )
-                rows = torch.cat(parts)
+                rows = torch.cat([rows for _, rows in parts])
             if self._by_frequency:
                 places, members, groups = lookups.repeated(self.parameter.shape[0])
                 counts = torch.bincount(members, minlength=groups.shape[0])
@@ -203,9 +209,9 @@ def add_rows(
     into: Tensor,
     fresh: bool,
     compiled: bool,
-    bags: Lookups | None = None,
+    sources: Tensor | None = None,
 ) -> None:
-    """``into[tokens[k]] += scales[k] * rows[k]``, in place; with ``bags`` there is a row for each of its samples instead.
+    """``into[tokens[k]] += scales[k] * rows[k]``, in place; with ``sources``, ``rows[sources[k]]``.
 
     What goes to one row of the table is added up in double precision and rounded once, so that the error does not grow
     with the number of samples that share a word (docs/noise.md, section 6).
@@ -215,22 +221,26 @@ def add_rows(
     """
     if compiled and kernels.available(rows, into):
         scales = None if scales is None else scales.to(rows.dtype)
-        offsets = None if bags is None else bags.offsets
-        sources = None if bags is None or offsets is not None else bags.samples
-        row_kernels.add_rows(rows, tokens, scales, into=into, sources=sources, offsets=offsets, fresh=fresh)
+        row_kernels.add_rows(rows, tokens, scales, into=into, sources=sources, fresh=fresh)
         return
     if fresh:
         into.zero_()
     used, places = torch.unique(tokens, return_inverse=True)
-    each = (rows if bags is None else rows[bags.samples]).double()
+    each = (rows if sources is None else rows[sources]).double()
     if scales is not None:
         each = each * scales.double().unsqueeze(1)
     sums = each.new_zeros(used.shape[0], rows.shape[1]).index_add_(0, places, each)
     into.index_add_(0, used, sums.to(into.dtype))
 
 
-def _scaled(lookups: Lookups, rows: Tensor) -> Tensor:
-    return rows if lookups.factors is None else rows * lookups.factors.to(rows.dtype).unsqueeze(1)
+def uses(tap: Tap, lookups: Lookups, view: Callable[[Tensor], Tensor]) -> Uses:
+    """What `RowContribution` takes, where ``view`` brings the tap's gradient to one row for each lookup, but for its factor."""
+
+    def found() -> tuple[Lookups, Tensor]:
+        rows = view(tap.gradient)
+        return lookups, rows if lookups.factors is None else rows * lookups.factors.to(rows.dtype).unsqueeze(1)
+
+    return found
 
 
 class EmbeddingRule(Rule):
@@ -252,9 +262,7 @@ class EmbeddingRule(Rule):
         call.contribute(
             RowContribution(
                 module.weight,
-                tap,
-                lookups,
-                rows,
+                uses(tap, lookups, rows),
                 by_frequency=module.scale_grad_by_freq,
                 compiled=call.options.compiled,
             )

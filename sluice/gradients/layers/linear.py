@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,16 @@ from sluice.gradients.rules import Call, Rule, register
 _FEW_OUTPUTS, _MANY_INPUTS = 16, 128
 
 
+def is_narrow(module: nn.Linear) -> bool:
+    """Whether `NarrowLinearRule` is the rule for a layer of this shape."""
+    return module.out_features <= _FEW_OUTPUTS and module.in_features >= _MANY_INPUTS
+
+
 class LinearRule(Rule):
     sums_in_blocks = True
 
     def variant(self, module: Any) -> Rule:
-        narrow_layer = module.out_features <= _FEW_OUTPUTS and module.in_features >= _MANY_INPUTS
-        return _narrow_rule if narrow_layer else self
+        return _narrow_rule if is_narrow(module) else self
 
     def record(self, module: nn.Linear, call: Call) -> Tensor:
         z, tap = call.tap(call.output)
@@ -81,7 +85,8 @@ class NarrowContribution(Contribution):
         return self._gradient()[samples].unsqueeze(2) * self._a[samples].unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self._gradient() * weights.to(self._a.dtype).unsqueeze(1)
+        gradient = self._gradient()
+        scaled = gradient * weights.to(gradient.dtype).unsqueeze(1)
         return narrow.weight_gradient(self._a, scaled, block=block_rows(len(scaled)))
 
     def drop(self, samples: Tensor) -> None:
@@ -97,13 +102,15 @@ class NarrowLinearRule(LinearRule):
     """
 
     replaces_forward = True
+    #: Whether the module also takes float16 inputs, and computes in the precision of its weights.
+    takes_half: ClassVar[bool] = False
 
     def variant(self, module: Any) -> Rule:
         return self
 
     def record(self, module: nn.Linear, call: Call) -> Tensor:
         a = call.argument(0, "input")
-        if not _is_plain(a, module, call):
+        if not self.is_plain(module, call):
             return super().record(module, replace(call, output=module.forward(*call.inputs, **call.keywords)))
         bias = None if module.bias is None else module.bias.detach()
         output, squares = narrow.forward(a, module.weight.detach(), bias)
@@ -114,13 +121,15 @@ class NarrowLinearRule(LinearRule):
             call.contribute(RowsContribution(module.bias, tap))
         return z
 
-
-def _is_plain(a: Tensor, module: nn.Linear, call: Call) -> bool:
-    parameters = [p for p in (module.weight, module.bias) if p is not None]
-    in_rows = a.dim() == 2 and call.batch_axis == 0 and a.stride(1) == 1
-    constant = not a.requires_grad and not any(p.requires_grad for p in parameters)
-    usable = kernels.available(a, *parameters) and all(p.is_contiguous() for p in parameters)
-    return in_rows and constant and call.options.compiled and usable and not torch.is_autocast_enabled("cpu")
+    def is_plain(self, module: nn.Linear, call: Call) -> bool:
+        """Whether the kernels take this call."""
+        a = call.argument(0, "input")
+        parameters = [p for p in (module.weight, module.bias) if p is not None]
+        in_rows = a.dim() == 2 and call.batch_axis == 0 and a.stride(1) == 1
+        constant = not a.requires_grad and not any(p.requires_grad for p in parameters)
+        readable = narrow.reads(a) if self.takes_half else kernels.available(a)
+        usable = readable and kernels.available(*parameters) and all(p.is_contiguous() for p in parameters)
+        return in_rows and constant and call.options.compiled and usable and not torch.is_autocast_enabled("cpu")
 
 
 _narrow_rule = NarrowLinearRule()

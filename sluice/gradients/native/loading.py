@@ -42,12 +42,14 @@ def _declare(loaded: ctypes.CDLL) -> None:
         *(_pointer, _integer, _integer),
         *(_pointer, _integer, _integer, _pointer, ctypes.c_int),
     ]
-    for kernel in (loaded.bag_forward, loaded.row_norms, loaded.pad_lists):
+    for kernel in (loaded.bag_forward, loaded.add_bags, loaded.row_norms, loaded.pad_lists, loaded.count_entries):
         kernel.restype = ctypes.c_int
     loaded.bag_forward.argtypes = [
-        *(_integer, _integer, _integer, _pointer, _integer, _integer),
-        *(_pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer, _pointer, ctypes.c_int),
+        *(_pointer, _integer, _integer, _pointer, _integer, _integer),
+        *(_pointer, _pointer, _pointer, _pointer, ctypes.c_int),
     ]
+    loaded.add_bags.argtypes = [_pointer] * 4
+    loaded.count_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, _pointer]
     loaded.list_entries.restype = None
     loaded.pad_lists.argtypes = [*[_integer] * 4, *[_pointer] * 4]
     loaded.list_entries.argtypes = [_integer, _integer, _pointer, ctypes.c_int, _integer, *[_pointer] * 2]
@@ -56,8 +58,10 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.gather_rows.argtypes = [*[_integer] * 3, _pointer, ctypes.c_int, _pointer, _pointer, ctypes.c_int]
     for kernel in (loaded.narrow_forward, loaded.narrow_sum):
         kernel.restype = None
-    loaded.narrow_forward.argtypes = [*[_integer] * 3, _pointer, _integer, *[_pointer] * 4, ctypes.c_int]
-    loaded.narrow_sum.argtypes = [*[_integer] * 4, _pointer, _integer, _pointer, _pointer, ctypes.c_int]
+    stored = (_pointer, ctypes.c_int, _integer)
+    loaded.narrow_forward.argtypes = [*[_integer] * 3, *stored, *[_pointer] * 4, ctypes.c_int]
+    loaded.narrow_sum.argtypes = [*[_integer] * 4, *stored, _pointer, _pointer, ctypes.c_int]
+    loaded.reads_half.restype, loaded.reads_half.argtypes = ctypes.c_int, []
     for name in _TAKE_A_STRUCT:
         kernel = getattr(loaded, name)
         kernel.restype, kernel.argtypes = ctypes.c_int, [_pointer]

@@ -53,6 +53,19 @@ void list_entries(
     else list_entries_of(n, columns, matrix, 8, padding, values, offsets);
 }
 
+/* counts[i] = how many entries of row i of a matrix are not padding. Returns whether these are the first ones in every row. */
+int count_entries(int64_t n, int64_t columns, const void *matrix, int bytes, int64_t padding, int64_t *counts) {
+    int64_t elsewhere = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t first = i * columns, end = first + columns;
+        int64_t here = bytes == 4 ? count_others(matrix, 4, first, end, padding) : count_others(matrix, 8, first, end, padding);
+        elsewhere += here - (bytes == 4 ? count_others(matrix, 4, first, first + here, padding)
+                                        : count_others(matrix, 8, first, first + here, padding));
+        counts[i] = here;
+    }
+    return elsewhere == 0;
+}
+
 /*
  * The lists values[offsets[indices[i]]] ... of n indices as rows of one length, filled up with -1. There are so many lists, and so many
  * values in all of them.
@@ -61,26 +74,29 @@ int pad_lists(
     int64_t n, int64_t length, int64_t lists, int64_t all, const int32_t *values, const int64_t *offsets, const int64_t *indices,
     int32_t *rows
 ) {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         if (indices[i] < 0 || indices[i] >= lists) return FAILED_RANGE;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t soon = indices[smaller(i + AHEAD, n - 1)];
+        __builtin_prefetch(offsets + indices[smaller(i + 2 * AHEAD, n - 1)]);
         int64_t first = offsets[indices[i]], end = offsets[indices[i] + 1], count = end - first;
         if (first < 0 || end > all || count < 0 || count > length) return FAILED_RANGE;
+        for (int64_t k = offsets[soon]; k < offsets[soon + 1]; k += LINE) __builtin_prefetch(values + k);
         memcpy(rows + i * length, values + first, (size_t)count * sizeof(int32_t));
         memset(rows + i * length + count, -1, (size_t)(length - count) * sizeof(int32_t));
     }
     return 0;
 }
 
-/* to = the sum of factors[k] * table[ids[k]]; ids are known up to readable, which is beyond count. */
-static void add_whole_rows(
-    int64_t count, int64_t width, const float *table, int64_t row_step, const void *ids, int bytes, const float *factors,
-    int64_t readable, float *to
+/* to = the sum of factors[k] * table[ids[k]]. */
+static inline __attribute__((always_inline)) void add_whole_rows(
+    int64_t count, int64_t width, const float *table, int64_t row_step, const void *ids, int bytes, const float *factors, float *to
 ) {
     memset(to, 0, (size_t)width * sizeof(float));
     for (int64_t k = 0; k < count; k++) {
         const float *row = table + entry(ids, bytes, k) * row_step;
         float factor = factors ? factors[k] : 1;
-        if (k + AHEAD < readable) soon_read(table + entry(ids, bytes, k + AHEAD) * row_step, width);
+        if (k + AHEAD < count) soon_read(table + entry(ids, bytes, k + AHEAD) * row_step, width);
         for (int64_t j = 0; j < width; j++) to[j] += factor * row[j];
     }
 }
@@ -105,6 +121,34 @@ static inline __attribute__((always_inline)) int ascending(int64_t count, const 
     return wrong == 0;
 }
 
+static inline __attribute__((always_inline)) int within(int64_t count, const void *ids, int bytes, int64_t end) {
+    int64_t outside = 0;
+    for (int64_t k = 0; k < count; k++) outside += entry(ids, bytes, k) < 0 || entry(ids, bytes, k) >= end;
+    return outside == 0;
+}
+
+/* The rows of a table that each of n samples uses: the first counts[i] entries of row i of a matrix. */
+typedef struct {
+    int64_t n, columns;
+    const void *ids; /* the matrix */
+    int64_t bytes;   /* of an id */
+    const int64_t *counts;
+    const float *factors; /* what each of these rows is multiplied with, beside the ids; null for ones */
+} Bags;
+
+static inline const void *ids_of(const Bags *bags, int64_t i) { return (const char *)bags->ids + i * bags->columns * bags->bytes; }
+
+/* Whether all samples have as many ids as a row can hold, and all of these are rows of the table. */
+static int usable(const Bags *bags, int64_t table_rows) {
+    int good = 1;
+    for (int64_t i = 0; good && i < bags->n; i++) {
+        int64_t count = bags->counts[i];
+        if (count < 0 || count > bags->columns) return 0;
+        good = bags->bytes == 4 ? within(count, ids_of(bags, i), 4, table_rows) : within(count, ids_of(bags, i), 8, table_rows);
+    }
+    return good;
+}
+
 /* The sum of the squares of what distinct rows are multiplied with; uses, of all rows, is zero before and after. */
 static inline __attribute__((always_inline)) double square_of_uses(
     int64_t count, const void *ids, int bytes, const float *factors, double *uses
@@ -124,21 +168,39 @@ static inline __attribute__((always_inline)) double square_of_uses(
     return square;
 }
 
+/* Sample i of `bag_forward`, for ids of one size. */
+static inline __attribute__((always_inline)) void forward_one(
+    const Bags *bags, int bytes, int64_t i, int64_t width, const float *table, int64_t row_step, int64_t column_step,
+    const float *bias, const float *scales, double *uses, float *to, double *square
+) {
+    int64_t count = bags->counts[i];
+    const void *ids = ids_of(bags, i);
+    const float *factors = bags->factors ? bags->factors + i * bags->columns : 0;
+    double scale = scales ? scales[i] : 1;
+    if (column_step == 1) {
+        for (int64_t k = 0; i + 1 < bags->n && k < smaller(bags->counts[i + 1], AHEAD); k++)
+            soon_read(table + entry(ids_of(bags, i + 1), bytes, k) * row_step, width);
+        add_whole_rows(count, width, table, row_step, ids, bytes, factors, to);
+    } else
+        for (int64_t j = 0; j < width; j++) to[j] = column_sum(count, table + j * column_step, row_step, ids, bytes, factors);
+    for (int64_t j = 0; scales && j < width; j++) to[j] *= scales[i];
+    for (int64_t j = 0; bias && j < width; j++) to[j] += bias[j];
+    *square = square_of_uses(count, ids, bytes, factors, uses) * scale * scale;
+}
+
 /*
- * For each sample i, scales[i] times the sum of factors[k] * table[ids[k]] over its lookups k = offsets[i] ... offsets[i + 1] - 1.
- * factors and scales may be null, for ones.
+ * For each sample i, scales[i] times the sum of factor * table[id] over its lookups, plus bias. bias and scales may be null, for zeros
+ * and ones.
  *
  * squares[i] is the sum, over the distinct ids, of the square of what the row is multiplied with: the squared norm of the sample's
  * gradient over that of the derivative at its output.
  */
 int bag_forward(
-    int64_t n, int64_t width, int64_t table_rows, const float *table, int64_t row_step, int64_t column_step,
-    const void *ids, int bytes, const int64_t *offsets, const float *factors, const float *scales,
-    float *out, double *squares, int threads
+    const Bags *bags, int64_t width, int64_t table_rows, const float *table, int64_t row_step, int64_t column_step,
+    const float *bias, const float *scales, float *out, double *squares, int threads
 ) {
     int failed = 0;
-    for (int64_t k = 0; k < offsets[n]; k++) failed |= entry(ids, bytes, k) < 0 || entry(ids, bytes, k) >= table_rows;
-    if (failed) return FAILED_RANGE;
+    if (!usable(bags, table_rows)) return FAILED_RANGE;
 #pragma omp parallel num_threads(threads)
     {
         double *uses = calloc((size_t)table_rows + 1, sizeof(double)); /* of each row by the present sample */
@@ -147,20 +209,12 @@ int bag_forward(
             failed = FAILED_MEMORY;
         }
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < bags->n; i++) {
             if (!uses) continue;
             float *to = out + i * width;
-            int64_t count = offsets[i + 1] - offsets[i];
-            const void *own = (const char *)ids + offsets[i] * bytes;
-            const float *factor = factors ? factors + offsets[i] : 0;
-            double scale = scales ? scales[i] : 1;
-            if (column_step == 1)
-                add_whole_rows(count, width, table, row_step, own, bytes, factor, offsets[n] - offsets[i], to);
-            else
-                for (int64_t j = 0; j < width; j++)
-                    to[j] = column_sum(count, table + j * column_step, row_step, own, bytes, factor);
-            for (int64_t j = 0; scales && j < width; j++) to[j] *= scales[i];
-            squares[i] = square_of_uses(count, own, bytes, factor, uses) * scale * scale;
+            if (bags->bytes == 4)
+                forward_one(bags, 4, i, width, table, row_step, column_step, bias, scales, uses, to, squares + i);
+            else forward_one(bags, 8, i, width, table, row_step, column_step, bias, scales, uses, to, squares + i);
         }
         free(uses);
     }
@@ -221,13 +275,12 @@ int row_norms(
 
 /*
  * What goes to which row of a table: ids[k] is the row, scales[k] (one, if null) times rows[source of k] what goes there. That source is
- * sources[k]; without sources it is the i for which k lies in offsets[i] ... offsets[i + 1] - 1, and without these k itself.
+ * sources[k], and without sources k itself.
  */
 typedef struct {
     int64_t count, width, table_rows;
     const float *rows;
-    const int64_t *sources, *offsets;
-    int64_t bags; /* offsets has one more */
+    const int64_t *sources;
     const void *ids;
     int64_t bytes; /* of an id */
     const float *scales;
@@ -236,39 +289,25 @@ typedef struct {
     int64_t fresh, threads;
 } Addition;
 
-/* Lookups first ... end - 1, which all have one source, or each its own. */
-static inline __attribute__((always_inline)) void add_span(
-    const Addition *a, int bytes, int64_t width, int64_t first, int64_t end, const float *one, double *sums
-) {
-    for (int64_t k = first; k < end; k++) {
-        const float *from = one ? one : a->rows + (a->sources ? a->sources[k] : k) * width;
+static inline __attribute__((always_inline)) void add_each(const Addition *a, int bytes, double *sums) {
+    int64_t width = a->width;
+    for (int64_t k = 0; k < a->count; k++) {
+        const float *from = a->rows + (a->sources ? a->sources[k] : k) * width;
         double *to = sums + entry(a->ids, bytes, k) * width, scale = a->scales ? a->scales[k] : 1;
         for (int64_t j = 0; j < width; j++) to[j] += scale * from[j];
     }
 }
 
-static inline __attribute__((always_inline)) void add_spans(const Addition *a, int bytes, int64_t width, double *sums) {
-    if (a->sources || !a->offsets) add_span(a, bytes, width, 0, a->count, 0, sums);
-    else
-        for (int64_t i = 0; i < a->bags; i++)
-            add_span(a, bytes, width, a->offsets[i], a->offsets[i + 1], a->rows + i * width, sums);
-}
+/* Sums of a table that fit into the cache, where lookups need not be sorted first, all zero; null where memory ran out. */
+static double *small_sums(const Addition *a) { return calloc((size_t)(a->table_rows * a->width) + 1, sizeof(double)); }
 
-/* `add_rows` for a table whose sums fit into the cache, where lookups need not be sorted first. */
-static int add_to_small_table(const Addition *a) {
+static void add_small_sums(const Addition *a, const double *sums) {
     int64_t width = a->width;
-    double *sums = calloc((size_t)(a->table_rows * width) + 1, sizeof(double));
-    if (!sums) return FAILED_MEMORY;
-    if (a->bytes == 4 && width == 2) add_spans(a, 4, 2, sums); /* two classes */
-    else if (a->bytes == 4) add_spans(a, 4, width, sums);
-    else add_spans(a, 8, width, sums);
     for (int64_t j = 0; j < width; j++)
         for (int64_t row = 0; row < a->table_rows; row++) {
             float *to = a->into + row * a->row_step + j * a->column_step;
             *to = (float)(a->fresh ? sums[row * width + j] : *to + sums[row * width + j]);
         }
-    free(sums);
-    return 0;
 }
 
 /* The lookups in the order of their ids, those of row r from starts[r] on; null where memory ran out. */
@@ -281,14 +320,6 @@ static int64_t *sorted(const Addition *a, int bytes, int64_t *starts) {
     for (int64_t row = a->table_rows; row > 0; row--) starts[row] = starts[row - 1];
     starts[0] = 0;
     return order;
-}
-
-/* The source of each lookup, one after the other; null where memory ran out. */
-static int64_t *listed_sources(const Addition *a) {
-    int64_t *sources = malloc((size_t)(a->count + 1) * sizeof(int64_t));
-    for (int64_t i = 0; sources && i < a->bags; i++)
-        for (int64_t k = a->offsets[i]; k < a->offsets[i + 1]; k++) sources[k] = i;
-    return sources;
 }
 
 static int add_to_large_table(const Addition *a) {
@@ -332,17 +363,76 @@ static int add_to_large_table(const Addition *a) {
  * in the order of k, and rounded once. Each thread sees to its own rows of the table, so the result does not depend on their
  * number. If fresh is set, the table has nothing in it yet, and rows that nothing goes to become zero.
  */
-int add_rows(const Addition *given) {
+int add_rows(const Addition *a) {
+    int bytes = (int)a->bytes;
+    if (!(bytes == 4 ? within(a->count, a->ids, 4, a->table_rows) : within(a->count, a->ids, 8, a->table_rows))) return FAILED_RANGE;
+    if (a->table_rows * a->width > SMALL_TABLE) return add_to_large_table(a);
+    double *sums = small_sums(a);
+    if (!sums) return FAILED_MEMORY;
+    if (bytes == 4) add_each(a, 4, sums);
+    else add_each(a, 8, sums);
+    add_small_sums(a, sums);
+    free(sums);
+    return 0;
+}
+
+/* What bag i gives to each of its rows goes to sums; `scaled` is that without the factors. */
+static inline __attribute__((always_inline)) void add_bag(
+    const Bags *bags, int bytes, int64_t i, int64_t width, const float *scaled, double *sums
+) {
+    const void *ids = ids_of(bags, i);
+    const float *factors = bags->factors ? bags->factors + i * bags->columns : 0;
+    for (int64_t k = 0; k < bags->counts[i]; k++) {
+        double *to = sums + entry(ids, bytes, k) * width, factor = factors ? factors[k] : 1;
+        for (int64_t j = 0; j < width; j++) to[j] += factor * scaled[j];
+    }
+}
+
+/* Lookups of bags one by one, for `add_to_large_table`. */
+static int add_bags_to_large_table(const Bags *bags, Addition a) {
+    for (int64_t i = 0; i < bags->n; i++) a.count += bags->counts[i];
+    int64_t *ids = malloc((size_t)(2 * a.count + 1) * sizeof(int64_t)), *sources = ids + a.count, count = 0;
+    float *factors = bags->factors ? malloc((size_t)(a.count + 1) * sizeof(float)) : 0;
+    int failed = !ids || (bags->factors && !factors) ? FAILED_MEMORY : 0;
+    for (int64_t i = 0; !failed && i < bags->n; i++)
+        for (int64_t k = i * bags->columns; k < i * bags->columns + bags->counts[i]; k++, count++) {
+            ids[count] = entry(bags->ids, (int)bags->bytes, k), sources[count] = i;
+            if (factors) factors[count] = bags->factors[k];
+        }
+    a.ids = ids, a.bytes = 8, a.sources = sources, a.scales = factors;
+    if (!failed) failed = add_to_large_table(&a);
+    free(ids), free(factors);
+    return failed;
+}
+
+/*
+ * `add_rows` for bags: what goes to the rows of bag i is rows[i], in single precision times scales[i] and then times weights[i] (ones, if
+ * null), times each lookup's factor. The addition has neither ids nor scales of its own.
+ */
+int add_bags(const Bags *bags, const Addition *given, const float *scales, const float *weights) {
     Addition a = *given;
-    int outside = 0;
-    for (int64_t k = 0; k < a.count; k++)
-        outside |= entry(a.ids, (int)a.bytes, k) < 0 || entry(a.ids, (int)a.bytes, k) >= a.table_rows;
-    if (outside) return FAILED_RANGE;
-    if (a.table_rows * a.width <= SMALL_TABLE) return add_to_small_table(&a);
-    if (a.sources || !a.offsets) return add_to_large_table(&a);
-    int64_t *sources = listed_sources(&a);
-    a.sources = sources;
-    int failed = sources ? add_to_large_table(&a) : FAILED_MEMORY;
-    free(sources);
+    int64_t width = a.width;
+    if (!usable(bags, a.table_rows)) return FAILED_RANGE;
+    float *scaled = malloc((size_t)(bags->n * width + 1) * sizeof(float));
+    if (!scaled) return FAILED_MEMORY;
+    for (int64_t i = 0; i < bags->n; i++)
+        for (int64_t j = 0; j < width; j++)
+            scaled[i * width + j] = a.rows[i * width + j] * (scales ? scales[i] : 1) * (weights ? weights[i] : 1);
+    a.rows = scaled;
+    int failed = 0;
+    if (a.table_rows * width > SMALL_TABLE) failed = add_bags_to_large_table(bags, a);
+    else {
+        double *sums = small_sums(&a);
+        failed = sums ? 0 : FAILED_MEMORY;
+        for (int64_t i = 0; sums && i < bags->n; i++) {
+            const float *from = scaled + i * width;
+            if (bags->bytes == 4 && width == 2) add_bag(bags, 4, i, 2, from, sums); /* two classes */
+            else if (bags->bytes == 4) add_bag(bags, 4, i, width, from, sums);
+            else add_bag(bags, 8, i, width, from, sums);
+        }
+        if (sums) add_small_sums(&a, sums);
+        free(sums);
+    }
+    free(scaled);
     return failed;
 }

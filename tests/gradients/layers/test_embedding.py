@@ -12,7 +12,7 @@ from sluice._base.errors import UnsupportedModuleError
 from sluice.gradients import GradientOptions, NonFiniteGradientWarning, PerSampleGradients, tied
 from sluice.gradients.combine import combined
 from sluice.gradients.contributions import Tap
-from sluice.gradients.layers.embedding import Lookups, RowContribution
+from sluice.gradients.layers.embedding import Lookups, RowContribution, uses
 from sluice.gradients.positions import LinearContribution
 
 SIZES = st.sampled_from([0, 1, 7, 64])
@@ -103,7 +103,7 @@ def test_tied_parts_that_cancel_do_not_make_a_norm_too_small():
             tap.bind(value)
         lookups = Lookups(tokens=tokens.flatten(), owners=torch.arange(n), factors=None, batch_size=n)
         parts = [
-            RowContribution(table, taps[1], lookups, lambda gradient: gradient.flatten(0, 1)),
+            RowContribution(table, uses(taps[1], lookups, lambda gradient: gradient.flatten(0, 1))),
             LinearContribution(table, taps[0], a),
         ]
         assert tied.pair(parts).gram_is_cheaper
@@ -194,11 +194,12 @@ def test_ragged_bags_agree_with_the_oracle(matches, reaching_loss, mode, last):
     matches(Ragged(), (torch.randint(0, 9, (7, 5)), lengths), torch.randn(7), reaching_loss)
 
 
-def test_bag_called_twice(matches, reaching_loss):
+@pytest.mark.parametrize("padding", [None, 2])
+def test_bag_called_twice(matches, reaching_loss, padding):
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bag = nn.EmbeddingBag(6, 3, mode="mean")
+            self.bag = nn.EmbeddingBag(6, 3, mode="mean", padding_idx=padding)
 
         def forward(self, first: Tensor, second: Tensor) -> Tensor:
             return torch.cat([self.bag(first), self.bag(second).sin()], 1)
