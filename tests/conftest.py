@@ -17,6 +17,11 @@ settings.register_profile("default", deadline=None, derandomize=True, print_blob
 settings.load_profile("default")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("bigdata") and not os.environ.get("SLUICE_DATA"):
+        pytest.skip("SLUICE_DATA is not set: no real data sets here")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the user's own cache. One cache serves the whole run, its parallel workers included."""
