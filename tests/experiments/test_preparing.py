@@ -116,8 +116,7 @@ def test_combinations_that_make_no_sense_are_refused(tmp_path):
 
 
 @pytest.mark.bigdata
-def test_imdb_as_bags_of_words(monkeypatch):
-
+def test_imdb_as_bags_of_words():
     lists, rows = (
         prepare(settings_from({"dataset": "imdb", **more})).train
         for more in ({"model": "bag-of-words"}, {"features": "bag-of-words", "model": "linear"})
