@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from sluice._base.figures import blank_figure
 from sluice._base.files import replaced_atomically
 from sluice.experiments.bench.measure import Measurement, ratios
 from sluice.experiments.bench.steps import FLOORS
@@ -35,6 +34,8 @@ def write_json(results: Sequence[Measurement], target: Path) -> None:
 
 def write_plot(results: Sequence[Measurement], target: Path) -> None:
     """One panel for each combination, one bar for each method: time of a step, relative to the fastest ordinary one."""
+    from sluice._base.figures import blank_figure  # matplotlib is an extra, which measuring does without
+
     keys = list(dict.fromkeys((r.model, r.batch, r.threads) for r in results))
     columns = min(3, len(keys))
     rows = -(-len(keys) // columns)
