@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
 
+from sluice._base.errors import InputError
 from sluice.integrations.privacy import refuse_settings
 from sluice.training.engine import PrivacyEngine
 from sluice.training.loop import PrivateLoader
@@ -48,6 +49,24 @@ class DeviceLoader:
             yield send_to_device(batch, self._accelerator.device)
 
 
+class _State:
+    """The state of a run as Accelerate saves and loads it."""
+
+    def __init__(self, engine: PrivacyEngine) -> None:
+        self._engine = engine
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._engine.noise.secure and not self._engine.has_ledger:
+            raise InputError(
+                "load_state is not allowed for an engine without a ledger: releases that were made after the state was saved would "
+                "not be charged. Make the engine with make_private(ledger=...), from the beginning of the run on."
+            )
+        self._engine.load_state_dict(state)
+
+
 def prepare(accelerator: Accelerator, engine: PrivacyEngine) -> tuple[nn.Module, Any, DeviceLoader]:
     """``accelerator.prepare`` for the model, optimizer and loader of an engine that is set up.
 
@@ -56,12 +75,12 @@ def prepare(accelerator: Accelerator, engine: PrivacyEngine) -> tuple[nn.Module,
 
     The state of the run is part of ``accelerator.save_state`` and ``load_state`` from here on. Such a folder is sensitive.
     After a restart, make the engine with the same arguments and the same ledger, prepare, then ``load_state``: releases that
-    the ledger has and the state has not stay charged.
+    the ledger has and the state has not stay charged. Without a ledger, or a seed, ``load_state`` is refused.
     """
     refuse_settings(accelerator, _REFUSED)
     module, optimizer, loader = engine.ordinary_loop()
     module, prepared = accelerator.prepare(module, optimizer)
-    accelerator.register_for_checkpointing(engine)
+    accelerator.register_for_checkpointing(_State(engine))
     return module, prepared, DeviceLoader(loader, accelerator)
 
 

@@ -16,6 +16,9 @@ from sluice.training.batches import Batches, rows_in
 from sluice.training.executor import PiecewiseExecutor
 from sluice.training.weights import PrivateOptimizer
 
+# So improbable that no run has an empty batch, and the most releases for which that is asked.
+_NEGLIGIBLE, _MOST_RELEASES = 2.0**-50, 10**9
+
 
 class PrivateLoader:
     """The batches of the ordinary loop, in pieces of at most ``max_physical_batch_size``.
@@ -40,6 +43,10 @@ class PrivateLoader:
     ) -> None:
         self.dataset = batches.dataset
         self.sample_rate = sample_rate
+        # The loop does not see empty batches. Where a pass may have some beside others, what goes by turns would tell.
+        releases = min(releases_per_pass, _MOST_RELEASES)
+        may_be_empty = releases * (1.0 - sample_rate) ** batches.size > _NEGLIGIBLE
+        self._pins_settings = releases_per_pass > 1 and may_be_empty
         self.batch_size = max(1, round(executor.expected_batch_size))
         self._batches = batches
         self._executor = executor
@@ -77,12 +84,16 @@ class PrivateLoader:
     def __iter__(self) -> Iterator[Any]:
         end = self._executor.released + self._releases_per_pass
         self._capture.attach()
-        workers = self._executor.context.workers
+        workers, updater = self._executor.context.workers, self._executor.context.updater
+        if self._pins_settings:
+            updater.pin_settings()
         while not self._executor.done and self._executor.released < end:
             self._capture.rows = self._piece_size
             everyones = self._executor.noise.random_order(self._executor.draw())
             indices, rounds = workers.own(everyones), workers.rounds(len(everyones), rows=self._piece_size)
             if rounds == 0:
+                updater.check_settings()
+                updater.check_untouched()
                 self._executor.finish()  # an empty sample is legal: noise alone, and charged like any other
                 continue
             # From reading a piece to its step everything random (augmentation, dropout) comes from the run's own source.

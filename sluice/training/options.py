@@ -34,7 +34,8 @@ class TrainingOptions:
         gradient_options: how per-sample gradients are computed; changes speed and memory only.
         before_release: called with the number of a release before it is applied, after the ledger.
         ledger: a file to which every release is written before it is applied; ``sluice verify`` reads it. If it exists
-            the run resumes with it: call `PrivacyEngine.load`, or the releases in it count as lost.
+            the run resumes with it: call `PrivacyEngine.load`, or the releases in it count as lost (methods whose
+            records take turns refuse that: the turns would begin anew).
         ledger_delta: the delta at which that ledger reports.
         ledger_target: the epsilon that the ledger names as what the run was calibrated to, if it was.
         targets: where a record of the data set is a dict, the entries that `PrivacyEngine.releases` gives to the loss; the

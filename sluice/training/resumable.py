@@ -38,6 +38,11 @@ class Resumable(ABC):
     def _running(self) -> Executor[Any]:
         """What makes the releases; refused where no run is set up."""
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether releases are written to a ledger, which knows of them after a crash."""
+        return self._recorder is not None
+
     def accept_weights(self) -> None:
         """Take weights that were changed by hand as they are. Only for changes that do not depend on the data."""
         self._running()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,15 @@ from sluice.gradients.sharding import is_sharded, own_part
 from sluice.gradients.spectral import advance
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What a trial has to put back."""
+
+    hooks: Mapping[str, Any]
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Any] | None = None
 
 
 class WeightUpdater:
@@ -44,7 +54,8 @@ class WeightUpdater:
         self._module = module
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        self._before_trial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._before_trial: _Before | None = None
+        self._pins_settings = False
         self._after_release = after_release
         self._observe = observe
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -77,20 +88,27 @@ class WeightUpdater:
 
         Guarantee:
             Afterwards weights and all of the optimizer's state are bit for bit as before, also where the block ends by
-            an exception. If even that is interrupted, `put_back` ends it before anything else looks at the weights.
+            an exception. If even that is interrupted, `put_back` ends it before anything else looks at the weights. No hook
+            of the optimizer is called: what hooks see and count is public.
         """
-        self._before_trial = self.weights(), copy.deepcopy(self.optimizer.state_dict())
+        hooks = {name: value for name, value in vars(self.optimizer).items() if name.endswith("_hooks")}
+        self._before_trial = _Before(hooks=hooks)
         try:
+            vars(self.optimizer).update({name: type(value)() for name, value in hooks.items()})
+            state = copy.deepcopy(self.optimizer.state_dict())
+            self._before_trial = _Before(hooks=hooks, weights=self.weights(), state=state)
             yield dict(self._parameters)
         finally:
             self.put_back()
 
     def put_back(self) -> None:
         """Undo a trial that was interrupted before it could undo itself."""
-        if self._before_trial is not None:
-            weights, state = self._before_trial
-            self._set(weights)
-            self.optimizer.load_state_dict(state)
+        before = self._before_trial
+        if before is not None:
+            if before.state is not None:
+                self._set(before.weights)
+                self.optimizer.load_state_dict(before.state)
+            vars(self.optimizer).update(before.hooks)
             self.remember()
             self._before_trial = None
 
@@ -140,7 +158,12 @@ class WeightUpdater:
         """Take the present weights as those that the last release left."""
         self._weights = {name: (p._version, _digest(p)) for name, p in self._parameters.items()}
         self._frozen_versions = {name: p._version for name, p in self._frozen.items()}
-        self._settings: list[dict[str, Any]] | None = None
+        self._settings: list[dict[str, Any]] | None = self.settings() if self._pins_settings else None
+
+    def pin_settings(self) -> None:
+        """From now on, refuse settings that change other than by ``lr_scheduler``; call it again to take the present ones."""
+        self._pins_settings = True
+        self._settings = self.settings()
 
     def nothing_released(self) -> None:
         """Note that a step ended without a release: settings may not move before the next one."""
@@ -171,12 +194,19 @@ class WeightUpdater:
 
     def check_settings(self) -> None:
         """Refuse learning rates that moved though nothing was released."""
-        if self._settings is not None and self.settings() != self._settings:
+        if self._settings is None or self.settings() == self._settings:
+            return
+        if self._pins_settings:
             raise InputError(
-                "the learning rate (or another setting of the optimizer) changed though nothing was released: an "
-                "attempt was forgotten, or a batch is not complete yet. Pass the scheduler to "
-                "make_private(lr_scheduler=...), which advances it by release."
+                "the learning rate (or another setting of the optimizer) changed within a pass over the loader. Batches of this "
+                "run are so small that one may be empty; it is released without a turn of the loop, and a schedule that goes by "
+                "turns would tell. Pass the scheduler to make_private(lr_scheduler=...), which advances it by release."
             )
+        raise InputError(
+            "the learning rate (or another setting of the optimizer) changed though nothing was released: an "
+            "attempt was forgotten, or a batch is not complete yet. Pass the scheduler to "
+            "make_private(lr_scheduler=...), which advances it by release."
+        )
 
     def digest(self) -> list[tuple[int, ...]]:
         """That of the weights that the last release left."""

@@ -101,6 +101,16 @@ def test_a_run_resumes_from_a_saved_state(tmp_path, seed):
         assert torch.equal(found, trained(whole))
 
 
+def test_a_saved_state_without_a_ledger_is_refused(tmp_path):
+    """What was released since it was saved would be free."""
+    first, _ = engine_and_model(seed=None)
+    trained(first, until=3, saved=tmp_path / "state")
+    second, _ = engine_and_model(seed=None)
+    with pytest.raises(InputError, match="would not be charged"):
+        trained(second, state=tmp_path / "state")
+    second.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

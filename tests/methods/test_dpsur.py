@@ -199,6 +199,34 @@ def test_the_run_ends_when_its_attempts_are_used_up(monkeypatch):
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_gave_up_makes_no_more_attempts(resumed, monkeypatch):
+    """The cap is charged once: whoever catches the error and asks again, or loads a later checkpoint, gets none."""
+    made = []
+    monkeypatch.setattr(SelectiveUpdates, "_passes", lambda self, raw_change: made.append(raw_change))
+    mechanism = make_mechanism(max_attempts=4)
+    engine, _, _ = run(mechanism)
+    for _ in range(3):
+        with pytest.raises(GaveUpError):
+            next(engine.releases(F.cross_entropy))
+        if resumed:
+            state = engine.state_dict()
+            engine, _, _ = run(mechanism)
+            engine.load_state_dict(state)
+    assert len(made) == 4
+
+
+def test_hooks_of_the_optimizer_see_releases_alone(monkeypatch):
+    passes = iter([False, False, True, False, True, True])
+    monkeypatch.setattr(SelectiveUpdates, "_passes", lambda self, raw_change: next(passes))
+    engine, model, optimizer = run(make_mechanism())
+    seen: list[Tensor] = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(model.weight.detach().clone()))
+    released = [model.weight.detach().clone() for _ in engine.releases(F.cross_entropy)]
+    assert len(seen) == len(released) == 3
+    assert all(map(torch.equal, seen, released))
+
+
 def test_one_release_may_not_use_more_attempts_than_a_lost_one_is_charged(monkeypatch):
     mechanism = make_mechanism(validation_noise=1.0, max_attempts=10_000)
     engine, _, _ = run(mechanism)

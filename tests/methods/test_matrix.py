@@ -27,6 +27,7 @@ from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import joint_spending
 from sluice.runs.verify import verify_run
 from sluice.training.engine import PrivacyEngine
+from sluice.training.options import TrainingOptions
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "cyclic-poisson": {"bands": 3},
@@ -245,3 +246,33 @@ def test_a_forged_certificate_does_not_hold():
     described["certificate"] = {**described["certificate"], "epsilon": honest / 3}
     forged = mechanism_from_dict(described)
     assert forged.epsilon_after(12, delta=1e-3, accountant="pld") > 0.8 * honest
+
+
+@pytest.mark.parametrize("batches", OPTIONS)
+def test_a_run_goes_on_with_its_own_groups_or_not_at_all(batches, tmp_path):
+    """In groups that are drawn anew a record would have its turn again, which nobody charges."""
+    mechanism = planned_mechanism(quick(batches, batch_size=20), dataset_size=90)
+
+    def engine() -> PrivacyEngine:
+        model = nn.Linear(3, 2)
+        made = PrivacyEngine()
+        made.make_private_by(
+            mechanism,
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=TensorDataset(torch.randn(90, 3), torch.arange(90) % 2),
+            options=TrainingOptions(ledger=tmp_path / "ledger.jsonl"),
+        )
+        return made
+
+    first = engine()
+    next(first.releases(F.cross_entropy))
+    first.save(tmp_path / "state")
+    first.close()
+    second = engine()
+    if batches != "poisson":
+        with pytest.raises(InputError, match="groups of records that are not known here"):
+            next(second.releases(F.cross_entropy))
+        second.load(tmp_path / "state")
+    assert next(second.releases(F.cross_entropy)) >= 1
+    second.close()

@@ -256,3 +256,39 @@ def test_a_frozen_parameter_changed_by_hand_is_refused():
         next(engine.releases(F.cross_entropy))
     engine.accept_weights()
     next(engine.releases(F.cross_entropy))
+
+
+def often_empty(**options: object) -> Run:
+    """Batches of one record or two on average: every fourth or so is empty."""
+    return Run(releases=40, sample_rate=1.5 / RECORDS, **options)
+
+
+def test_a_schedule_that_goes_by_turns_of_the_loop_is_refused_where_batches_may_be_empty():
+    """Empty batches are released without a turn, so that the learning rate would tell how many there were."""
+    run = often_empty()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+    turns = iter(run.loader)
+    run.step(next(turns))
+    scheduler.step()
+    with pytest.raises(InputError, match="Batches of this run are so small that one may be empty"):
+        for batch in turns:
+            run.step(batch)
+
+
+def test_schedules_by_epoch_and_of_the_engine_are_fine_where_batches_may_be_empty():
+    run = often_empty(lr_scheduler=lambda inner: torch.optim.lr_scheduler.StepLR(inner, 10, 0.5)).loop()
+    assert run.inner.param_groups[0]["lr"] == 0.5 * 0.5**4
+    run = Run(releases=None, epochs=2, sample_rate=1.5 / RECORDS)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+    for _ in range(2):
+        run.loop()
+        scheduler.step()
+    assert run.loader.finished
+
+
+def test_weights_changed_by_hand_are_refused_before_an_empty_batch_too():
+    run = Run(releases=3, sample_rate=1e-9)
+    with torch.no_grad():
+        run.model[0].weight.add_(0.25)
+    with pytest.raises(InputError, match="was changed by hand"):
+        list(run.loader)

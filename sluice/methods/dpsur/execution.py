@@ -35,7 +35,8 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
         What is applied has the law that docs/accounting.md, sections 8.1 and 8.4, describe. A candidate is tried out and
         put back, so a rejected one changes nothing but ``trace`` and the noise source: weights and the optimizer's state
         are bit for bit as before. Whatever is shown depends on at most ``max_attempts`` attempts; those of a release that
-        was lost are not known and count as the most that one release may make.
+        was lost are not known and count as the most that one release may make. A run that gave up has ended, also for a
+        checkpoint that is made of it.
     """
 
     takes_workers = True
@@ -69,6 +70,8 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
             if self._passes(raw_change):
                 accepted = Accepted(gradient=candidate, attempts=attempts)
                 return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
+        if self._mechanism.max_attempts is not None:
+            self._attempts = self._mechanism.max_attempts  # it has ended: asked again, it makes no more
         raise GaveUpError(
             f"the run used up its attempts (max_attempts={self._mechanism.max_attempts}) at release {self.spent + 1} and stops "
             "here. What was released so far stands and is accounted for."

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sluice._base.errors import InputError
 from sluice.mechanism.scaling import Clip
 from sluice.methods.matrix import MatrixMechanism
 from sluice.randomness.correlated import CorrelatedRelease
@@ -22,7 +23,8 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
     Guarantee:
         The whole sequence of updates is post-processing of `CorrelatedRelease` on the promised batches. The batch and the
         row of noise of a step are both those of its number, ``spent``. Lost steps are skipped, never made again: their
-        turn and their noise are gone (docs/matrix.md, section 3).
+        turn and their noise are gone (docs/matrix.md, section 3). A run whose records take turns in groups continues with the
+        groups that it began with, or not at all: in others a record would have its turn again.
     """
 
     takes_workers = True
@@ -32,6 +34,7 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
         self._mechanism = mechanism
         self._scaling = Clip(max_grad_norm=mechanism.max_grad_norm)
         self._sampler = _sampler(mechanism, context)
+        self._groups_are_lost = self._sampler_is_restored = False
         self._release = CorrelatedRelease(
             mechanism.strategy,
             steps=mechanism.releases,
@@ -40,7 +43,17 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
             source=context.noise,
         )
 
+    def begin_after(self, lost: int) -> None:
+        super().begin_after(lost)
+        # Charged before this executor drew its groups, and no state of that time was loaded.
+        self._groups_are_lost = self.lost > 0 and not self.released and not self._sampler_is_restored
+
     def prepare(self, loss: Loss) -> Draft[dict[str, Tensor]]:
+        if self._groups_are_lost and self._mechanism.batches != "poisson":
+            raise InputError(
+                f"{self.lost} steps of this run were made elsewhere, by groups of records that are not known here. Load a state of "
+                "it (engine.load), or start a new run with a ledger of its own."
+            )
         indices = self._sampler.batch_of(self.spent)
         raw_sum = self.context.raw_sum()
         for chunk in self.context.chunks(indices, loss):
@@ -81,6 +94,7 @@ class CorrelatedSteps(ReplayableExecutor[dict[str, Tensor]]):
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state["sampler"])
+        self._sampler_is_restored = True
         self._release.load_state_dict(state["correlated"])
 
 
