@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from sluice.data import DataSplits, load
+from sluice.mechanism.registry import KINDS
 
 # pytest-xdist already fills the cores; more threads inside a worker only fight each other.
 torch.set_num_threads(1)
@@ -30,6 +31,15 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLUICE_CACHE", str(shared / "sluice-cache"))
         yield
+
+
+@pytest.fixture
+def own_kinds() -> Iterator[None]:
+    """Methods that a test registers are gone afterwards, for another test to define them again."""
+    before = dict(KINDS)
+    yield
+    KINDS.clear()
+    KINDS.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ EXAMPLES = ROOT / "examples"
         ("dp_ftrl", []),
     ],
 )
+@pytest.mark.usefixtures("own_kinds")
 def test_an_example_runs(name, options, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--quick", *options])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

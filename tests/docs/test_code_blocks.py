@@ -129,6 +129,7 @@ MARKS = {
     "page", [pytest.param(page, marks=MARKS.get(page, [])) for page, blocks in PAGES.items() if blocks]
 )
 @pytest.mark.filterwarnings("ignore::sluice.mechanism.delta.DeltaWarning")
+@pytest.mark.usefixtures("own_kinds")
 def test_the_code_of_a_page_runs_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
