@@ -111,13 +111,8 @@ def test_records_that_are_larger_than_the_room_come_back(size, blocks):
 
 
 def test_a_record_is_that_of_the_state_when_it_was_copied(tmp_path, monkeypatch):
-    run = Background._run
-
-    def late(*args: Any) -> None:
-        time.sleep(0.02)
-        run(*args)
-
-    monkeypatch.setattr(Background, "_run", late)
+    start = Background.start
+    monkeypatch.setattr(Background, "start", lambda self, job: start(self, lambda: (time.sleep(0.02), job())[1]))
     tensor = torch.zeros(1000)
     journal = journal_in(tmp_path)
     for release in (1, 2, 3):

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import time
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -404,7 +405,7 @@ def test_what_goes_wrong_in_the_background_ends_the_run_before_the_next_release(
         patch.setattr(owner, "flush_data" if what == "entry" else "flush", full)
         run.train(1)
         if what == "checkpoint":
-            run.engine._keeping._keeper._saving._thread.join()
+            futures.wait([run.engine._keeping._keeper._saving._job])
         with pytest.raises(DataError, match="free some space"):
             run.train(1)
     before = run.state()
