@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sluice.gradients import tied
-from sluice.gradients.contributions import Contribution, squared_norms, sum_of_blocks, zero_rows
+from sluice.gradients.contributions import Contribution, not_below_terms, squared_norms, sum_of_blocks, zero_rows
 from sluice.gradients.positions import LinearContribution
 
 #: Gradients that are not kept are formed for as many samples as fit into this, so that they are still in the
@@ -49,7 +49,11 @@ class SumContribution(Contribution):
             self._form(samples, into=formed)
             squares[samples] = squared_norms(formed)
         self._gradients = buffer if keep else None
-        return squares
+        return squares if keep else not_below_terms(squares, self.term_lengths())
+
+    def term_lengths(self) -> Tensor:
+        first, *others = (part.term_lengths() for part in self._parts)
+        return sum(others, first)
 
     def _form(self, samples: slice, *, into: Tensor) -> None:
         whole = self._parts[0].rows is None

@@ -109,6 +109,29 @@ def _close(small: Tensor, large: Tensor) -> bool:
     return small.numel() == 0 or float(small.amin()) >= _TINY or float(large.amax()) <= _LARGE
 
 
+#: How many times longer than a sample's gradient the terms may be, in all, that are added up for it one by one in single
+#: precision, and in double precision. A sample whose terms cancel further counts as longer than it is: next to terms that
+#: are huge and cancel, other samples' would be rounded away (docs/noise.md, section 6).
+SINGLE, DOUBLE = 2.0**8, 2.0**20
+
+
+def not_below_terms(squares: Tensor, lengths: Tensor, *, most: float = SINGLE) -> Tensor:
+    """Squared norms of gradients that are added up term by term.
+
+    Args:
+        squares: the squared norms of the sums of the terms, ``[n]``.
+        lengths: the lengths of each sample's terms, added up, ``[n]``.
+        most: `SINGLE` or `DOUBLE`.
+    """
+    return torch.maximum(squares.double(), (lengths.double() / most).square())
+
+
+def row_lengths(rows: Tensor) -> Tensor:
+    """Euclidean norms over the last axis, in float64: of any numbers, squares of which may leave single precision."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    return lengths
+
+
 def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
     """``sum_i weights[i] * gradients[i]`` of matrices ``[n, a, b]``, whichever of the last two axes is the inner one."""
     weights = weights.to(gradients.dtype)
@@ -177,6 +200,10 @@ class Contribution(ABC):
     @abstractmethod
     def norms_squared(self, *, keep: bool) -> Tensor:
         """Squared norm for each sample, ``[n]``, in float32 or float64. ``keep`` says that a weighted sum will probably be asked for next."""
+
+    def term_lengths(self) -> Tensor:
+        """The lengths of what a weighted sum adds up for each sample where no gradients are kept, in all, ``[n]``: see `SINGLE`."""
+        return self.norms_squared(keep=False).sqrt()
 
     @abstractmethod
     def per_sample(self, samples: slice) -> Tensor:

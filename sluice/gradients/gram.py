@@ -4,6 +4,8 @@
 digits and could come out too small, which would break the sensitivity bound. In single precision that happens on ordinary
 data: positions that look alike make the same rounding error, and errors that agree add up. In double precision they stay
 below a known part of the value without any cancellation, ``(sum_t |a_t| |b_t|)^2``, which is added.
+
+Whoever takes norms this way adds up terms, and not gradients: see `not_below_terms`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from sluice.gradients.contributions import not_below_terms
 
 #: What rounding can do, relative to the value without cancellation: 500 units in the last place of a double. It moves a
 #: norm by more than 1e-6 only if that is below 2e-4 of the sum of its terms' lengths.
@@ -41,6 +45,7 @@ def gram_norms(inputs: Callable[[slice], Tensor], outputs: Callable[[slice], Ten
         rows = slice(start, min(start + block, n))
         first, second = inputs(rows), outputs(rows)
         lengths = first.diagonal(dim1=1, dim2=2) * second.diagonal(dim1=1, dim2=2)
-        full = lengths.clamp(min=0).sqrt().sum(1).square()
-        squares[rows] = first.mul_(second).flatten(1).sum(1).clamp(min=0) + _ROUNDING * full
+        full = lengths.clamp(min=0).sqrt().sum(1)
+        exact = first.mul_(second).flatten(1).sum(1).clamp(min=0) + _ROUNDING * full.square()
+        squares[rows] = not_below_terms(exact, full)
     return squares

@@ -17,6 +17,8 @@ from sluice.gradients import costs
 from sluice.gradients.contributions import (
     Contribution,
     Tap,
+    not_below_terms,
+    row_lengths,
     squared_norms,
     squared_norms_of_products,
     sum_of_blocks,
@@ -36,6 +38,12 @@ _BLOCK_BYTES = 8 * 2**20
 def gram_is_cheaper(positions: int, outputs: int, inputs: int) -> bool:
     """The cost model, in multiply-adds for each sample: 3 T^2 (in + out) against T in out (docs/gradients.md)."""
     return costs.DOUBLE * positions * (inputs + outputs) < inputs * outputs
+
+
+def product_lengths(a: Tensor, b: Tensor) -> Tensor:
+    """``sum_t |a_t| |b_t|`` of each sample, ``[n]``, in float64; both are ``[n, positions, any]``."""
+    lengths: Tensor = row_lengths(a) * row_lengths(b)
+    return lengths.sum(1)
 
 
 class LinearContribution(Contribution):
@@ -98,13 +106,19 @@ class LinearContribution(Contribution):
         n, bytes_each = a.shape[0], inputs * outputs * a.element_size()
         formed = self.memory((n, inputs, outputs), a) if keep and n * bytes_each <= self._options.kept_bytes else None
         self._gradients = None if formed is None else formed.transpose(1, 2)
+        squares = self._explicit_norms(a, b, formed, block=max(1, _BLOCK_BYTES // bytes_each))
+        return squares if formed is not None else not_below_terms(squares, self.term_lengths())
+
+    def _explicit_norms(self, a: Tensor, b: Tensor, formed: Tensor | None, *, block: int) -> Tensor:
         if self._options.compiled and kernels.available(a, b):
             return kernels.products(a, b, into=formed)[0]
         if formed is not None:
             return squared_norms(torch.bmm(a.transpose(1, 2), b, out=formed))
-        block = max(1, _BLOCK_BYTES // bytes_each)
-        starts = range(0, n, block)
+        starts = range(0, a.shape[0], block)
         return torch.cat([squared_norms(self.per_sample(slice(i, i + block))) for i in starts])
+
+    def term_lengths(self) -> Tensor:
+        return product_lengths(*self.inputs_and_derivatives())
 
     def per_sample(self, samples: slice) -> Tensor:
         a, b = self.inputs_and_derivatives()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sluice._base.errors import UnsupportedModuleError
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
+from sluice.gradients.contributions import DOUBLE, Contribution, Tap, not_below_terms, squared_norms, zero_rows
 from sluice.gradients.layers.embedding import Lookups, RowContribution, add_rows
 from sluice.gradients.native import kernels
 from sluice.gradients.native import rows as row_kernels
@@ -177,10 +177,16 @@ def summed(
 def _squares(lookups: Lookups, table: Tensor, scales: Tensor | None) -> Tensor:
     """The sum over distinct rows of the square of what a row is multiplied with; equal rows are added up as numbers."""
     samples, _, counts, pair = lookups.distinct(table.shape[0])
-    uses = counts.double()
+    each = counts.double().square()
     if lookups.factors is not None:
-        uses = torch.zeros_like(uses).index_add_(0, pair, lookups.factors.double())
-    squares = uses.new_zeros(lookups.batch_size).index_add_(0, samples, uses.square())
+        factors = lookups.factors.double()
+        each, without_signs = (
+            torch.zeros_like(each).index_add_(0, pair, by).square_() for by in (factors, factors.abs())
+        )
+    squares = each.new_zeros(lookups.batch_size).index_add_(0, samples, each)
+    if lookups.factors is not None:
+        lengths = torch.zeros_like(squares).index_add_(0, samples, without_signs).sqrt_()
+        squares = not_below_terms(squares, lengths, most=DOUBLE)
     return squares if scales is None else squares * scales.double().square()
 
 

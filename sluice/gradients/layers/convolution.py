@@ -15,6 +15,7 @@ from sluice.gradients import costs
 from sluice.gradients.contributions import (
     Contribution,
     Tap,
+    not_below_terms,
     squared_norms,
     sum_over_positions,
     weighted,
@@ -32,6 +33,7 @@ from sluice.gradients.layers.correlation import (
     rows_product,
     window_gram,
     window_gram_from_windows,
+    window_lengths,
     windows_product,
 )
 from sluice.gradients.native import grouped, kernels
@@ -83,11 +85,15 @@ class CorrelationContribution(Contribution):
         compiled = self._options.compiled and kernels.available(image, maps)
         kernel = self._kernel(keep, compiled)
         if kernel == "explicit":
-            return self._explicit_norms(image, maps, keep=keep, compiled=compiled)
+            squares = self._explicit_norms(image, maps, keep=keep, compiled=compiled)
+            return squares if self._gradients is not None else not_below_terms(squares, self.term_lengths())
         windows = window_gram if kernel == "pixel_gram" else window_gram_from_windows
         return gram_norms(
             lambda rows: windows(image[rows].double(), self._geometry), lambda rows: gram(maps[rows]), maps
         )
+
+    def term_lengths(self) -> Tensor:
+        return window_lengths(*self._image_and_maps(), self._geometry)
 
     def _kernel(self, keep: bool, compiled: bool) -> str:
         geometry = self._geometry

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sluice.gradients.contributions import row_lengths
 from sluice.gradients.native.kernels import Offsets
 
 
@@ -152,6 +153,14 @@ def rows_product(image: Tensor, maps: Tensor, geometry: Geometry, out: Tensor) -
     for i in range(geometry.kernel[0]):
         top = i * geometry.dilation[0]
         by_row[:, :, i] = torch.bmm(transposed, columns[:, top : top + height].flatten(1, 2))
+
+
+def window_lengths(image: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
+    """The lengths of the terms of which each gradient is the sum, one for each position, added up, ``[n]``, in float64."""
+    rank, of_groups = len(geometry.kernel), (geometry.groups, -1)
+    pixels, derivatives = (row_lengths(each.unflatten(-1, of_groups)).square_() for each in (image, maps))
+    windows = unfolded(padded(pixels, geometry), geometry, rank).sum(tuple(range(rank + 1, 2 * rank + 1)))
+    return windows.flatten(1, rank).mul_(derivatives).sum(2).sqrt_().sum(1)
 
 
 def window_gram(image: Tensor, geometry: Geometry) -> Tensor:

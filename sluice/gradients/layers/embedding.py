@@ -9,7 +9,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, working, zero_rows
+from sluice.gradients.contributions import (
+    DOUBLE,
+    Contribution,
+    Tap,
+    not_below_terms,
+    row_lengths,
+    squared_norms,
+    working,
+    zero_rows,
+)
 from sluice.gradients.native import kernels
 from sluice.gradients.native import rows as row_kernels
 from sluice.gradients.native.loading import library
@@ -155,8 +164,14 @@ class RowContribution(Contribution):
         if places.shape[0]:
             squares[places] = 0
             sums = rows.new_zeros(owners.shape[0], rows.shape[1]).index_add_(0, members, rows[places])
-            total.index_add_(0, owners, squared_norms(sums))
+            lengths = total.new_zeros(owners.shape[0]).index_add_(0, members, row_lengths(rows[places]))
+            total.index_add_(0, owners, not_below_terms(squared_norms(sums), lengths, most=DOUBLE))
         return total.index_add_(0, lookups.samples, squares)
+
+    def term_lengths(self) -> Tensor:
+        lookups, rows = self.lookups_and_rows()
+        lengths = row_lengths(rows)
+        return lengths.new_zeros(lookups.batch_size).index_add_(0, lookups.samples, lengths)
 
     def per_sample(self, samples: slice) -> Tensor:
         lookups, rows = self.lookups_and_rows()

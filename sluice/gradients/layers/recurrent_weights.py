@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sluice.gradients.contributions import Contribution, Tap, squared_norms, zero_rows
+from sluice.gradients.contributions import Contribution, Tap, not_below_terms, squared_norms, zero_rows
 from sluice.gradients.layers.recurrent_cells import Cell
 from sluice.gradients.layers.recurrent_memory import Borrowed, Lengths
 from sluice.gradients.native import kernels
 from sluice.gradients.options import GradientOptions
-from sluice.gradients.positions import LinearContribution
+from sluice.gradients.positions import LinearContribution, product_lengths
 
 # Per-sample gradients that are not kept are formed in pieces that stay in a core's cache.
 _PIECE_BYTES = 2**20
@@ -118,8 +118,20 @@ class FusedGradients:
                 for (inputs, d), kept in zip(operands, into, strict=True)
                 for squares in norms(inputs.transpose(0, 1), d.transpose(0, 1), kept, split)
             ]
+            if self._kept is None:
+                both = [not_below_terms(both[part], self._term_lengths(part)) for part in (False, True)]
             self._norms = {part: pick(both[part], self._batch.to_original) for part in (False, True)}
         return self._norms[state]
+
+    def term_lengths(self, state: bool) -> Tensor:
+        return pick(self._term_lengths(state), self._batch.to_original)
+
+    def _term_lengths(self, state: bool) -> Tensor:
+        """In the cell's own order of samples."""
+        product = self._products[state if len(self._products) > 1 else 0]
+        return product_lengths(
+            self._inputs[..., self.rows(state)].transpose(0, 1), self.d[..., product[1]].transpose(0, 1)
+        )
 
     def per_sample(self, state: bool, samples: slice) -> Tensor:
         formed = self._kept or [torch.bmm(a.permute(1, 2, 0), d.transpose(0, 1)) for a, d in self._operands()]
@@ -200,6 +212,9 @@ class FusedContribution(Contribution):
 
     def norms_squared(self, *, keep: bool) -> Tensor:
         return self._shared.norms_squared(self._state, keep=keep)
+
+    def term_lengths(self) -> Tensor:
+        return self._shared.term_lengths(self._state)
 
     def per_sample(self, samples: slice) -> Tensor:
         return self._shared.per_sample(self._state, samples)

@@ -2,6 +2,8 @@
 
 #include "tile.h"
 
+#include <math.h>
+
 enum { FAILED_MEMORY = 1, FAILED_RANGE = 2 };
 enum {
     AHEAD = 8,          /* lookups whose memory is on its way */
@@ -149,6 +151,29 @@ static int usable(const Bags *bags, int64_t table_rows) {
     return good;
 }
 
+/* The least part of the square without cancellation that a square counts as: DOUBLE^-2 of contributions.py. */
+#define LEAST 0x1p-40
+
+/* The larger of two numbers; a, if it is none. */
+static inline double larger(double a, double b) { return b > a ? b : a; }
+
+/* The sum, over distinct ids, of the square of all their factors together (ones, if null), or of the factors' sizes. */
+static inline __attribute__((always_inline)) double square_of_sums(
+    int64_t count, const void *ids, int bytes, const float *factors, int of_sizes, double *sums
+) {
+    double square = 0;
+    for (int64_t k = 0; k < count; k++) {
+        double factor = factors ? factors[k] : 1;
+        sums[entry(ids, bytes, k)] += of_sizes && factor < 0 ? -factor : factor;
+    }
+    for (int64_t k = 0; k < count; k++) {
+        double *sum = sums + entry(ids, bytes, k);
+        square += *sum * *sum;
+        *sum = 0; /* what was used twice counts once */
+    }
+    return square;
+}
+
 /* The sum of the squares of what distinct rows are multiplied with; uses, of all rows, is zero before and after. */
 static inline __attribute__((always_inline)) double square_of_uses(
     int64_t count, const void *ids, int bytes, const float *factors, double *uses
@@ -159,13 +184,8 @@ static inline __attribute__((always_inline)) double square_of_uses(
         for (int64_t k = 0; k < count; k++) square += (double)factors[k] * factors[k];
         return square;
     }
-    for (int64_t k = 0; k < count; k++) uses[entry(ids, bytes, k)] += factors ? factors[k] : 1;
-    for (int64_t k = 0; k < count; k++) {
-        double *use = uses + entry(ids, bytes, k);
-        square += *use * *use;
-        *use = 0; /* what was used twice counts once */
-    }
-    return square;
+    square = square_of_sums(count, ids, bytes, factors, 0, uses);
+    return factors ? larger(square, LEAST * square_of_sums(count, ids, bytes, factors, 1, uses)) : square;
 }
 
 /* Sample i of `bag_forward`, for ids of one size. */
@@ -231,6 +251,16 @@ static double square_of(int64_t width, const double *row) {
     return square;
 }
 
+static double row_length(int64_t width, const float *row) {
+    double parts[LANES] = {0}, square = 0;
+    int64_t whole = width / LANES * LANES;
+    for (int64_t j = 0; j < whole; j += LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) parts[lane] += (double)row[j + lane] * row[j + lane];
+    for (int64_t j = whole; j < width; j++) square += (double)row[j] * row[j];
+    for (int64_t lane = 0; lane < LANES; lane++) square += parts[lane];
+    return sqrt(square);
+}
+
 /*
  * squares[i] = the squared norm of sample i's gradient: the sum of |sum of rows with the same id|^2 over its distinct ids. Its
  * lookups are k = offsets[i] ... offsets[i + 1] - 1, and rows[k] is the derivative at lookup k.
@@ -261,9 +291,14 @@ int row_norms(
                 if (!next) continue; /* all lookups of this id have been added up */
                 last[ids[k]] = 0;
                 memset(sum, 0, (size_t)width * sizeof(double));
-                for (; next; next = before[next - 1])
-                    for (int64_t j = 0; j < width; j++) sum[j] += rows[(next - 1) * width + j];
-                square += square_of(width, sum);
+                int is_several = before[next - 1] != 0;
+                double length = 0;
+                for (; next; next = before[next - 1]) {
+                    const float *row = rows + (next - 1) * width;
+                    for (int64_t j = 0; j < width; j++) sum[j] += row[j];
+                    if (is_several) length += row_length(width, row);
+                }
+                square += larger(square_of(width, sum), LEAST * length * length);
             }
             squares[i] = square;
         }
