@@ -27,21 +27,30 @@ class DelayedInterrupt:
         if not _in_main_thread():
             return
         self._holding.add(self)
-        if not self._previous:
-            self._previous.update({number: signal.signal(number, self._note) for number in _SIGNALS})
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler != self._note:
+                self._previous[number] = handler  # known before it is replaced: a signal may come in between
+                signal.signal(number, self._note)
 
     def let_go(self) -> None:
         """End this hold; with the last one, hand signals back to whoever had them and deliver those that came."""
         self._holding.discard(self)
         if self._holding or not self._previous:
             return
-        previous, waiting = dict(self._previous), list(self._waiting)
-        self._previous.clear()
-        self._waiting.clear()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        try:
+            self._hand_back()
+        finally:  # one that is handed back may come, and raise, before the other one is
+            self._hand_back()
+            waiting = list(self._waiting)  # not before: until now more could come
+            self._waiting.clear()
         for number in waiting:
             signal.raise_signal(number)
+
+    def _hand_back(self) -> None:
+        for number in list(self._previous):
+            signal.signal(number, self._previous[number])
+            del self._previous[number]
 
     @classmethod
     def _note(cls, number: int, frame: FrameType | None) -> None:
@@ -52,8 +61,8 @@ class DelayedInterrupt:
 def uninterrupted() -> Iterator[None]:
     """Inside the block Ctrl-C and SIGTERM wait; they are delivered at its end."""
     interrupt = DelayedInterrupt()
-    interrupt.hold()
     try:
+        interrupt.hold()
         yield
     finally:
         interrupt.let_go()

@@ -84,8 +84,12 @@ def run_workers(count: int, arguments: Sequence[str], *, timeout: float, threads
     shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection comes with a page of frames
     shared.setdefault("OMP_NUM_THREADS", str(threads or max(1, (os.cpu_count() or 1) // count)))
     command = [sys.executable, "-m", "sluice", *arguments]
-    workers = [_start(command, shared, rank) for rank in range(count)]
-    with _forwarding(workers):
+    workers: list[subprocess.Popen[Any]] = []
+    with _forwarding(workers) as received:
+        for rank in range(count):
+            workers.append(_start(command, shared, rank))
+            for number in received:  # before there was this worker to forward it to
+                workers[rank].send_signal(number)
         first_ended = _wait_for_all(workers, patience=timeout + _GRACE)
     if first_ended is not None and (code := workers[first_ended].returncode) < 0:
         name = signal.Signals(-code).name
@@ -123,17 +127,26 @@ def _wait_for_all(workers: Sequence[subprocess.Popen[Any]], *, patience: float) 
 
 
 @contextmanager
-def _forwarding(workers: Sequence[subprocess.Popen[Any]]) -> Iterator[None]:
-    """Inside the block signals that end programs go to all workers, which end in order; this process waits for them."""
+def _forwarding(workers: Sequence[subprocess.Popen[Any]]) -> Iterator[Sequence[int]]:
+    """Inside the block signals that end programs go to all workers, which end in order; this process waits for them.
+
+    Those that this process ignores, as `nohup` makes it, stay so: workers inherit that.
+
+    Yields:
+        The signals that have come.
+    """
+    received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         for worker in workers:
             if worker.poll() is None:
                 worker.send_signal(number)
 
-    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    heeded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, forward) for number in heeded}
     try:
-        yield
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

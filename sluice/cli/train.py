@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from sluice._base.interrupts import sigterm_as_interrupt
 from sluice.cli.launching import is_started_here, is_worker, joined, restarts, run_workers
 from sluice.cli.output import print_json
 from sluice.experiments.settings import BUDGET, DATA, RUN, TrainSettings, settings_from
@@ -113,6 +114,8 @@ def train(**given: Any) -> None:
     workers = joined(timeout=operation.worker_timeout)
     with _quiet_unless_first(workers), workers.announced():
         _train(overrides, operation, workers)
+        with sigterm_as_interrupt():
+            workers.leave()
 
 
 @contextmanager
@@ -327,7 +330,6 @@ def _training(
 
 
 def _assist(training: Training) -> None:
-    from sluice._base.interrupts import sigterm_as_interrupt
     from sluice._base.memory import keep_freed_memory
 
     keep_freed_memory()
@@ -338,7 +340,6 @@ def _assist(training: Training) -> None:
 def _carry_out(training: Training, path: Path, operation: _Operation, screen: Screen, *, is_new: bool) -> TrainResult:
     from contextlib import ExitStack
 
-    from sluice._base.interrupts import sigterm_as_interrupt
     from sluice._base.memory import keep_freed_memory
 
     keep_freed_memory()

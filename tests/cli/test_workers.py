@@ -51,16 +51,17 @@ def wait_for(folder: Path, words: str, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-def worker_of(rank: int, marker: str) -> int:
-    """The process that is a worker of a run that was started with this argument."""
+def worker_of(rank: int, marker: str, *, folder: Path) -> int:
+    """The process that is a worker of a run that was started in this folder with this argument."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes()
                 environment = (entry / "environ").read_bytes().split(b"\0")
+                is_here = (entry / "cwd").resolve() == folder.resolve()
             except OSError:
                 continue
-            if marker.encode() in command and f"RANK={rank}".encode() in environment:
+            if is_here and marker.encode() in command and f"RANK={rank}".encode() in environment:
                 return int(entry.name)
     raise AssertionError(f"worker {rank} is not there")
 
@@ -117,7 +118,7 @@ def test_torchrun_and_two_nodes_do_what_one_process_does(tmp_path):
 def test_a_lost_worker_is_named_and_the_run_resumes_with_another_number(tmp_path, lost):
     process = sluice(tmp_path, f"train {SETTINGS} --releases 300 --evaluate-every 10 --run lost-{lost} --workers 2")
     wait_for(tmp_path, "release 10 of", process)
-    killed = worker_of(lost, f"lost-{lost}")
+    killed = worker_of(lost, f"lost-{lost}", folder=tmp_path)
     os.kill(killed, signal.SIGKILL)
     assert process.wait(timeout=60) == 1
     assert f"worker {lost} (process {killed}) was ended by SIGKILL" in said(tmp_path)
@@ -132,18 +133,18 @@ def test_torchrun_restarts_a_run_that_goes_on_by_itself(tmp_path):
     process = start(tmp_path, *TORCHRUN, *restarting, *given.split())
     for rank, words in ((1, "release 10 of"), (0, "release 100 of")):
         wait_for(tmp_path, words, process)
-        os.kill(worker_of(rank, "restarted"), signal.SIGKILL)
+        os.kill(worker_of(rank, "restarted", folder=tmp_path), signal.SIGKILL)
     assert process.wait() == 0, said(tmp_path)
     check(tmp_path / "runs" / "restarted", releases=300)
 
 
 @pytest.mark.slow
 def test_an_interruption_reaches_all_workers_and_costs_nothing(tmp_path):
-    process = sluice(tmp_path, f"train {SETTINGS} --releases 300 --evaluate-every 10 --run stopped --workers 2")
+    process = sluice(tmp_path, f"train {SETTINGS} --releases 1000 --evaluate-every 10 --run stopped --workers 2")
     wait_for(tmp_path, "release 10 of", process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130, said(tmp_path)
     assert said(tmp_path).count("interrupted") == 1
     assert sluice(tmp_path, "train --resume stopped").wait() == 0, said(tmp_path)
     assert "lost" not in said(tmp_path)
-    check(tmp_path / "runs" / "stopped", releases=300)
+    check(tmp_path / "runs" / "stopped", releases=1000)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -58,6 +59,8 @@ class WorkerGroup(Workers):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.sent = 0
         self._group: Any = None
+        self._under_way: Any = None
+        self._is_abandoned = False
         store = dist.distributed_c10d._get_default_store()
         patience = _SLOWEST_START * timeout
         try:
@@ -73,6 +76,7 @@ class WorkerGroup(Workers):
         except RuntimeError as error:
             self._lose(self._heart.find_lost(str(error)))
         dist.distributed_c10d._set_pg_timeout(_FOREVER, self._group)
+        atexit.register(self._take_down)
         # Whoever is connected first must not refuse and leave, or those still connecting would never learn of what.
         self.total(torch.zeros(1))
 
@@ -234,6 +238,10 @@ class WorkerGroup(Workers):
             self._heart.say("left", _in_words(error))
             raise
 
+    def leave(self) -> None:
+        self.total(torch.zeros(1))
+        self._heart.leave()
+
     def _send(self, content: Any) -> None:
         encoded = pickle.dumps(content)
         frame = torch.zeros(_FRAME, dtype=torch.uint8)
@@ -262,15 +270,20 @@ class WorkerGroup(Workers):
     def _wait(self, work: Any, *, sends: Tensor, times: int = 1) -> None:
         """Wait for an operation, for as long as everybody is alive."""
         self.sent += times * sends.numel() * sends.element_size()
-        while True:
-            try:
-                work.wait(timedelta(seconds=self._heart.interval))
-                return
-            except RuntimeError as error:
-                if work.is_completed():
-                    self._end(work, error)
-                    return
+        self._under_way = work
+        while not self._has_ended(work):
             self._require_heartbeats()
+        self._under_way = None
+
+    def _has_ended(self, work: Any) -> bool:
+        """Whether an operation ends before the next heartbeat; if not well, somebody is lost."""
+        try:
+            work.wait(timedelta(seconds=self._heart.interval))
+        except RuntimeError as error:
+            if not work.is_completed():
+                return False
+            self._end(work, error)
+        return True
 
     def _end(self, work: Any, error: RuntimeError) -> None:
         """An operation that ended while waiting for it did: well, or not."""
@@ -288,13 +301,35 @@ class WorkerGroup(Workers):
             self._lose(f"{silent[0]} is lost: not heard from for {self._heart.timeout:g} seconds")
 
     def _lose(self, what: str) -> NoReturn:
-        # Taking the group down would wait for the lost worker, when Python ends too: it is never taken down.
-        if self._group is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._abandon()
         raise WorkerLostError(
             f"{what}. Nothing more is released; all that was is logged and charged. The run can be resumed with any number "
             "of workers."
         )
+
+    def _abandon(self) -> None:
+        """Never take the group down: that would wait for a lost worker, when Python ends too.
+
+        Nor is an operation that was broken off let go, so that gloo is never the last to hold its tensors: see `_take_down`.
+        """
+        self._is_abandoned = True
+        for kept in (self._group, self._under_way):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    def _take_down(self) -> None:
+        """End gloo's threads before Python ends.
+
+        They drop the tensors of an operation some time after it is done, and need Python for that: if it is no longer there
+        they abort the process.
+        """
+        if self._is_abandoned:
+            return
+        if self._under_way is not None:
+            self._abandon()
+            return
+        with suppress(ValueError):  # the program has done so
+            dist.destroy_process_group(self._group)
+        self._group = None
 
 
 def _digest(value: Any) -> int:

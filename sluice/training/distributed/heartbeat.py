@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 # Beats that a worker may miss before it is suspected, where a connection was closed.
@@ -41,10 +42,23 @@ class Heart:
         atexit.register(self.stop)
 
     def stop(self) -> None:
+        """Beat no more.
+
+        Python takes threads down wherever they are when it ends, and aborts the process if that is inside the store, which is
+        not Python. So the last beat is waited for.
+        """
         self._stopped.set()
+        self._thread.join(self.timeout)
+
+    def leave(self) -> None:
+        """Stop after all others have, if this is worker 0: it may keep the store, and they still look into it."""
+        if self._rank == 0:
+            self._wait_for_words("ended")
+        self.stop()
+        self.say("ended", "")  # nothing is asked of the store after that
 
     def say(self, what: str, text: str) -> None:
-        """Leave a word for the others: why this worker "left", or that it "noticed" that another one did."""
+        """Leave a word for the others: why this worker "left", that it "noticed" that another one did, or has "ended"."""
         try:
             self._store.set(self._key(what, self._rank), text)
         except RuntimeError:
@@ -84,6 +98,13 @@ class Heart:
         except RuntimeError:
             return "worker 0, or whoever else keeps the store of the process group, is lost"
         return f"an operation over all workers failed ({reason.splitlines()[0]})"
+
+    def _wait_for_words(self, what: str) -> None:
+        """Wait for a word of all others, but no longer than for a heartbeat: one of them may be killed before it says it."""
+        deadline = time.monotonic() + self.timeout
+        with suppress(RuntimeError):
+            while len(self._words(what)) < self._size - 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
 
     def name(self, rank: int) -> str:
         who = self._store.get(self._key("who", rank)).decode()

@@ -127,5 +127,11 @@ class Workers:
         """Tell the others why this worker leaves, if the block ends by an exception."""
         yield
 
+    def leave(self) -> None:
+        """End a program's work with the others: wait until all have done theirs, for none has ended well if one fails.
+
+        No operation may follow.
+        """
+
 
 __all__ = ["WorkerLostError", "Workers"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sluice.randomness.model_state import ModelRandomness
 from sluice.randomness.noise import SecureNoise, SeededNoise
 from sluice.runs.ledger import read_ledger
 from sluice.training import keeping
-from sluice.training.distributed import join
+from sluice.training.distributed import Workers, join
 from sluice.training.options import TrainingOptions
 from sluice.training.selective_release import SelectiveReleaseExecutor
 from sluice.training.weights import WeightUpdater
@@ -56,14 +57,13 @@ def rank() -> int:
 
 
 def selective(*, gate: bool, releases: int, rate: float = 0.1) -> SelectiveRelease:
+    decision = ClippingBiasGate(beta=0.5, gate_noise=1.0, reference_noise=5.0, small_norm=0.5, large_norm=2.0)
     return SelectiveRelease(
         expected_batch_size=rate * RECORDS,
         sample_rate=rate,
         scaling=GlobalScaling(bound=2.0, max_grad_norm=1.0),
         noise_multiplier=1.0,
-        gate=ClippingBiasGate(beta=0.5, gate_noise=1.0, reference_noise=5.0, small_norm=0.5, large_norm=2.0)
-        if gate
-        else None,
+        gate=decision.for_batches_of(rate * RECORDS, small_norm=0.5) if gate else None,
         releases=releases,
     )
 
@@ -295,16 +295,34 @@ def run_in_folder(*, run: str, settings: dict[str, Any], log: str, timeout: floa
     path = Path(run)
     keeping._MOST_ENTRIES = 2
     with workers.announced():
-        begun = workers.from_first((path / "public" / "config.json").exists)
-        recorded = workers.from_first(lambda: recorded_run(path) if begun else None)
-        if recorded is not None and recorded.result is not None:
-            return
-        chosen = settings_from(settings) if recorded is None else recorded.settings
-        mechanism = None if recorded is None else recorded.mechanism
-        training = Training(settings=chosen, mechanism=mechanism, splits=load("digits"))
-        if not workers.is_first:
-            training.assist()
-        elif begun:
-            training.resume(path)
-        else:
-            training.start(path)
+        _carry_out(path, settings, workers)
+        workers.leave()
+
+
+def _carry_out(path: Path, settings: dict[str, Any], workers: Workers) -> None:
+    begun = workers.from_first((path / "public" / "config.json").exists)
+    recorded = workers.from_first(lambda: recorded_run(path) if begun else None)
+    if recorded is not None and recorded.result is not None:
+        return
+    chosen = settings_from(settings) if recorded is None else recorded.settings
+    mechanism = None if recorded is None else recorded.mechanism
+    training = Training(settings=chosen, mechanism=mechanism, splits=load("digits"))
+    if not workers.is_first:
+        training.assist()
+    elif begun:
+        training.resume(path)
+    else:
+        training.start(path)
+
+
+def leave(*, failing: int | None = None, slow: int | None = None, timeout: float = 10.0) -> float:
+    """The end of a run, which one worker may not reach, or reach late; how many seconds the others waited for it."""
+    workers = join(timeout=timeout)
+    began = time.monotonic()
+    with workers.announced():
+        if rank() == slow:
+            time.sleep(1.0)
+        if rank() == failing:
+            raise ValueError("the disk is full")
+        workers.leave()
+    return time.monotonic() - began

@@ -47,6 +47,21 @@ def test_the_others_say_why_a_worker_has_stopped(server, worker):
             assert "has stopped: ValueError: a record is broken" in answer["error"]
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_nobody_has_ended_well_where_one_fails_after_the_last_release(server, failing):
+    answers = server.run("leave", workers=3, failing=failing)
+    assert answers[failing]["error"] == "ValueError: the disk is full"
+    for answer in answers:
+        if answer["rank"] != failing:
+            assert f"worker {failing} of 3" in answer["error"]
+            assert "has stopped: ValueError: the disk is full" in answer["error"]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_all_wait_for_the_last_one_to_end(server, slow):
+    assert min(server.results("leave", workers=3, slow=slow)) >= 1.0
+
+
 def releases_in(log, *, seeded):
     """How many releases the workers were about to apply.
 
