@@ -18,18 +18,19 @@ class LedgerRecorder:
             restart are the logged ones and not new ones.
 
     Guarantee:
-        Each release whose noise is fresh has an entry of its own, also where a crash or a restart lost it.
+        Each release whose noise is fresh has an entry of its own, also where a crash or a restart lost it. All releases of
+        a ledger have the kind of noise that its first line names.
     """
 
     def __init__(self, path: Path, *, header: LedgerHeader, repeats_noise: bool) -> None:
         self._repeats_noise = repeats_noise
         if path.exists():
             self._ledger = Ledger.open(path)
-            if self._ledger.header.mechanism != header.mechanism:
+            try:
+                _require_same(self._ledger.header, header, where=path)
+            except BaseException:
                 self._ledger.close()
-                raise DataError(
-                    f"{path} is the ledger of another mechanism: give the arguments it began with, or another path."
-                )
+                raise
         else:
             self._ledger = Ledger.create(path, header=header)
         self.continue_from(0)
@@ -44,6 +45,19 @@ class LedgerRecorder:
 
     def close(self) -> None:
         self._ledger.close()
+
+
+def _require_same(logged: LedgerHeader, given: LedgerHeader, *, where: Path) -> None:
+    """Refuse to go on with a ledger that speaks of other releases than those that would follow."""
+    if logged.mechanism != given.mechanism:
+        raise DataError(
+            f"{where} is the ledger of another mechanism: give the arguments it began with, or another path."
+        )
+    if logged.noise != given.noise:
+        raise DataError(
+            f"{where} is the ledger of a run with {logged.noise} noise, and this engine's is {given.noise}: the ledger would "
+            "certify what it does not know of. Give the seed that the run began with, or none, or another path."
+        )
 
 
 def one_after_the_other(*steps: Callable[[int], None] | None) -> Callable[[int], None]:

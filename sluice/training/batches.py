@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
@@ -30,11 +32,36 @@ class _NamedRecords(TorchSampler[list[int]]):
         return len(self.pieces)
 
 
+class _KeepingGenerators:
+    """A loader's ``worker_init_fn`` that leaves the worker's generators in the state in which PyTorch started them.
+
+    That state comes from the run's own source (`ModelRandomness`). A function that seeds them, as many do to repeat an
+    experiment, would make augmentation known to whoever reads the program.
+    """
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+
+    def __call__(self, worker: int) -> None:
+        of_torch, of_python = torch.get_rng_state(), random.getstate()
+        of_numpy = np.random.get_state()  # noqa: NPY002 - the global generator is what data sets use
+        try:
+            self._function(worker)
+        finally:
+            torch.set_rng_state(of_torch)
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
+
+
 class Batches:
     """Batches of a map-style data set by index.
 
     A data set with a method ``batch(indices)`` and a ``TensorDataset`` are indexed at once; any other, and one whose loader
     has a ``collate_fn`` of its own, is read record by record, by the workers and with the ``collate_fn`` of the loader.
+
+    Guarantee:
+        Workers begin with generators that the caller's torch generator seeds; the loader's ``worker_init_fn`` does not change
+        them.
 
     Args:
         source: a `DataLoader`, whose own sampling and batch size are not used, or a map-style data set.
@@ -66,7 +93,7 @@ class Batches:
             num_workers=source.num_workers,
             collate_fn=source.collate_fn,
             pin_memory=source.pin_memory,
-            worker_init_fn=source.worker_init_fn,
+            worker_init_fn=source.worker_init_fn and _KeepingGenerators(source.worker_init_fn),
             multiprocessing_context=source.multiprocessing_context,
             persistent_workers=source.num_workers > 0,
         )

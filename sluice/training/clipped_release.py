@@ -171,6 +171,7 @@ class ClippedReleaseExecutor(PiecewiseExecutor[ClippedBatch]):
         return Draft(content=content, measured=int(measured), metric=raw_count)
 
     def _begin(self) -> None:
+        self.batch += 1
         self._turn = self.spent
         self._raw_sum: RawSum = self.context.raw_sum()
         self._raw_count = 0.0

@@ -272,7 +272,13 @@ class PiecewiseExecutor(ReplayableExecutor[T]):
     """An executor that the user's own loop can drive, because it looks at each chunk of a batch once.
 
     Use: ``indices = draw()``; ``absorb(chunk)`` for each chunk of that batch until it says no; ``finish()``.
+
+    Attributes:
+        batch: a number that changes whenever a batch begins, or is given up: by `draw`, by a release, by a state that is
+            loaded. Chunks of an earlier one must not be absorbed.
     """
+
+    batch: int = 0
 
     @property
     @abstractmethod

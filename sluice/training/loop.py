@@ -57,6 +57,9 @@ class PrivateLoader:
         #: What a step does with the chunk that it has collected.
         self.take: Callable[[Chunk | None], None] = lambda chunk: None
         self.randomness: ModelRandomness | None = None
+        #: The executor's number of the batch that pieces come from. Where that moves on, because a state was loaded, what was
+        #: measured of the batch is forgotten, and the rest of it must not be released.
+        self.batch = 0
 
     def __len__(self) -> int:
         """How many releases a pass makes, at most: a public number.
@@ -105,7 +108,10 @@ class PrivateLoader:
                 self.randomness.leave()
 
     def _pieces(self, indices: Tensor, randomness: ModelRandomness, *, rounds: int) -> Iterator[Any]:
+        batch = self.batch = self._executor.batch
         for piece in self._batches.pieces(indices, self._piece_size):
+            if self._executor.batch != batch:
+                return  # it was given up: see `batch`
             rounds -= 1
             self.last_piece = rounds == 0
             self._capture.expect(rows_in(piece))
@@ -114,7 +120,7 @@ class PrivateLoader:
             if not self._executor.still_possible:
                 return
             randomness.enter()
-        if rounds:  # other workers have one record more than this one
+        if rounds and self._executor.batch == batch:  # other workers have one record more than this one
             self.last_piece = True
             self.take(None)
 
@@ -139,7 +145,9 @@ def ordinary_loop(
         if loader.randomness is not None:
             loader.randomness.leave()
         updater.check_settings()
-        if executor.absorb(chunk) and loader.last_piece:
+        if executor.batch != loader.batch:
+            updater.nothing_released()
+        elif executor.absorb(chunk) and loader.last_piece:
             updater.check_untouched()
             executor.finish()
         else:

@@ -16,6 +16,7 @@ from torch import Tensor
 from sluice._base.errors import InputError, SluiceError
 from sluice.gradients import Chunk
 from sluice.mechanism.attempt import Attempt, ReferenceState
+from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.mechanism.thinning import ThinningGate
 from sluice.randomness.sampling import PoissonSampler
@@ -113,6 +114,18 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
             raise InputError(
                 f"gate.moved_records={gate.moved_records} is not allowed in a loop of your own over a mean loss, where rounding "
                 f"may move the norms of {rows} records: make_private fills it in; or set it, use a sum, or engine.releases."
+            )
+        if isinstance(gate, ClippingBiasGate) and gate.provable and not context.gradients.sums_losses:
+            self._require_metric_error(gate)
+
+    def _require_metric_error(self, gate: ClippingBiasGate) -> None:
+        small_norm = self.mechanism.scaling.unclipped_norm
+        needed = gate.for_batches_of(self.expected_batch_size, small_norm=small_norm).metric_error
+        if gate.metric_error < needed:
+            raise InputError(
+                f"gate.metric_error={gate.metric_error:g} is not allowed in a loop of your own over a mean loss, where rounding may "
+                f"move the metric by {needed:g} (docs/noise.md, section 6): make_private fills it in, and so does "
+                "gate.for_batches_of(expected_batch_size, small_norm=...); or use a sum, or engine.releases."
             )
 
     def prepare(self, loss: Loss) -> Draft[AcceptedBatch]:
@@ -263,5 +276,6 @@ class SelectiveReleaseExecutor(PiecewiseExecutor[AcceptedBatch]):
         )
 
     def _forget(self) -> None:
+        self.batch += 1
         self._attempt = self._raw_sum = self._coins = None
         self._rejected = False

@@ -38,7 +38,9 @@ def small_mechanisms(releases: int, *, rho: float, budgeted: int) -> dict[str, M
         budgeted: its releases, which end when the budget does.
     """
     return {
-        "dpsr-cg": SelectiveRelease(**plain(releases), gate=GATE),
+        "dpsr-cg": SelectiveRelease(
+            **plain(releases), gate=GATE.for_batches_of(20.0, small_norm=Clip().unclipped_norm)
+        ),
         "dpsgd": SelectiveRelease(**plain(releases)),
         "dpsur": DpsurMechanism(
             **plain(releases),

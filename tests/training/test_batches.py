@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,3 +87,32 @@ def test_a_hugging_face_data_set_is_read_record_by_record():
     assert torch.allclose(batch["x"], X[[3, 5]])
     trained = train(DataLoader(data, batch_size=4, collate_fn=lambda rows: tuple(default_collate(rows).values())))
     assert torch.allclose(trained[0].weight, train(TensorDataset(X, Y))[0].weight, atol=1e-6)
+
+
+class Drawn:
+    """Records that are drawn from the global generators, as augmentation is."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()]), 0  # noqa: NPY002
+
+
+def seed_everything(worker: int) -> None:
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    random.seed(7)
+
+
+def first_record(seed: int) -> list[float]:
+    torch.manual_seed(seed)
+    loader = DataLoader(Drawn(), num_workers=1, worker_init_fn=seed_everything)
+    ((x, _),) = Batches(loader).pieces(torch.arange(1), 1)
+    return x[0].tolist()
+
+
+def test_seeds_of_a_loaders_workers_do_not_make_augmentation_known():
+    first, other = first_record(1), first_record(2)
+    assert all(a != b for a, b in zip(first, other, strict=True))
+    assert first == first_record(1)  # what a seeded run draws is repeated

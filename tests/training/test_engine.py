@@ -16,6 +16,7 @@ from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.randomness.noise import SeededNoise
+from sluice.training.options import TrainingOptions
 from small_runs import GATE, RECORDS, THINNING, Run, blobs, same, small_model
 
 
@@ -90,6 +91,25 @@ def test_a_loop_over_means_is_charged_for_all_records_of_a_piece():
     with pytest.raises(InputError, match="moved_records=1 is not allowed in a loop of your own over a mean"):
         engine.ordinary_loop()
     assert next(engine.releases(F.cross_entropy)) == 1
+
+
+def test_a_loop_over_means_is_charged_for_what_rounding_does_to_the_metric():
+    charged = Run(gate=GATE).engine.mechanism
+    assert charged.gate.metric_error > 0
+
+    def wired(mechanism, **options) -> PrivacyEngine:
+        engine, model = PrivacyEngine(seed=1), small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = TrainingOptions(**options)
+        engine.make_private_by(mechanism, module=model, optimizer=optimizer, data_loader=blobs(), options=options)
+        return engine
+
+    uncharged = replace(charged, gate=replace(charged.gate, metric_error=0.0))
+    with pytest.raises(InputError, match="metric_error=0 is not allowed in a loop of your own over a mean"):
+        wired(uncharged).ordinary_loop()
+    for engine in (wired(charged), wired(uncharged, loss_reduction="sum")):
+        engine.ordinary_loop()
+    assert next(wired(uncharged).releases(F.cross_entropy)) == 1
 
 
 def snapshot(run: Run) -> dict:

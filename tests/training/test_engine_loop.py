@@ -292,3 +292,29 @@ def test_weights_changed_by_hand_are_refused_before_an_empty_batch_too():
         run.model[0].weight.add_(0.25)
     with pytest.raises(InputError, match="was changed by hand"):
         list(run.loader)
+
+
+@pytest.mark.parametrize("when", ["before a step", "after a step"])
+@pytest.mark.parametrize("gate", [GATE, None])
+def test_the_rest_of_a_batch_is_not_released_where_a_state_is_loaded(gate, when):
+    # It went on with neither the first part of the batch nor its gate.
+    run = Run(gate=gate, max_physical_batch_size=8, sample_rate=0.5)
+    state, executor = run.engine.state_dict(), run.engine._running()
+    pieces = iter(run.loader)
+    for piece in pieces:
+        if when == "after a step":
+            run.step(piece)
+        if not run.loader.last_piece and executor.still_possible:
+            break
+    run.engine.load_state_dict(state)
+    released, before = run.engine.released, run.weights()
+    if when == "before a step":
+        run.step(piece)
+    given_up = run.loader.batch
+    assert torch.equal(run.weights(), before)
+    assert run.engine.released == released
+    run.step(next(pieces))
+    assert run.loader.batch > given_up  # a piece of a new batch
+    for piece in pieces:
+        run.step(piece)
+    assert executor.done

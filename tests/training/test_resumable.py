@@ -96,3 +96,17 @@ def test_a_ledger_or_checkpoint_of_another_mechanism_is_refused(tmp_path):
         Run(releases=6).engine.load(tmp_path / "checkpoints")
     with pytest.raises(InputError, match="holds no checkpoint"):
         Run(releases=6).engine.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("first_seed", "then_seed"), [(None, 3), (3, None)])
+def test_a_ledger_is_not_continued_with_another_kind_of_noise(tmp_path, first_seed, then_seed):
+    # The ledger of secure noise would certify releases of a known seed, and count none of those that it took for repeated ones.
+    options = {"releases": 5, "ledger": tmp_path / "ledger.jsonl"}
+    first = Run(seed=first_seed, **options)
+    for number in first.engine.releases(F.cross_entropy):
+        if number == 3:
+            break
+    first.close()
+    with pytest.raises(DataError, match="noise, and this engine's is"):
+        Run(seed=then_seed, **options)
+    Run(seed=first_seed, **options).close()  # the refusal left the ledger unlocked
