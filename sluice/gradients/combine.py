@@ -49,7 +49,7 @@ class SumContribution(Contribution):
             self._form(samples, into=formed)
             squares[samples] = squared_norms(formed)
         self._gradients = buffer if keep else None
-        return squares if keep else not_below_terms(squares, self.term_lengths())
+        return not_below_terms(squares, self.term_lengths())  # also if kept: both ways to the same norm
 
     def term_lengths(self) -> Tensor:
         first, *others = (part.term_lengths() for part in self._parts)

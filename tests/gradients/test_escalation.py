@@ -201,7 +201,9 @@ MODELS = [
 @looping
 @pytest.mark.parametrize(("make", "x"), MODELS)
 def test_a_way_to_record_is_chosen_and_agrees_with_the_oracle(matches, reaching_loss, make, x):
-    matches(make(), x, torch.randn(5), reaching_loss, verify=True)
+    # The last bias of a siamese net cancels; it counts as 1/256 of its terms.
+    tolerance = 1e-4 if make is Siamese else 1e-5
+    matches(make(), x, torch.randn(5), reaching_loss, verify=True, tolerance=tolerance)
 
 
 def fallbacks(engine: PerSampleGradients) -> dict[str, bool]:
