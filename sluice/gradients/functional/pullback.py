@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sluice.gradients.contributions import Contribution, squared_norms, sum_of_blocks
+from sluice.gradients.contributions import Contribution, squared_norms, sum_of_blocks, zero_rows
 from sluice.mechanism.rounding_error import CHUNK_ROWS
 
 #: Gradients are brought back for as many samples as fit into this.
@@ -57,7 +57,9 @@ class Value:
 class PulledBack(Contribution):
     """What a contribution to a `Value` is for one of the parameters it was computed from.
 
-    The way back is linear and the same for all samples: a weighted sum is brought back as one gradient.
+    The way back is linear and the same for all samples, but only where it changes lengths by one factor may a weighted sum be
+    brought back as one gradient. Elsewhere it can take away nearly all of a sample's gradient (a mean that is taken off,
+    say), and what the norm does not show would round others away in the sum.
 
     Args:
         inner: per-sample gradients of the value; its ``parameter`` is the value's tensor.
@@ -71,21 +73,28 @@ class PulledBack(Contribution):
         self._value = value
         self._batch_size = batch_size
         # Short floats would round a sum on the way back otherwise than the gradients whose norms were taken.
-        self._exact = {value.tensor.dtype, root.parameter.dtype} <= {torch.float32, torch.float64}
+        exact = {value.tensor.dtype, root.parameter.dtype} <= {torch.float32, torch.float64}
+        self._scale = value.scale if exact else None
+        self._gradients: Tensor | None = None
 
     def norms_squared(self, *, keep: bool) -> Tensor:
-        if self._value.scale is not None and self._exact:
-            return self._inner.norms_squared(keep=keep).double() * self._value.scale**2
-        return torch.cat([squared_norms(self.per_sample(rows)) for rows in self._blocks()])
+        if self._scale is not None:
+            return self._inner.norms_squared(keep=keep).double() * self._scale**2
+        blocks = self._blocks()
+        if keep and len(blocks) == 1:
+            self._gradients = self.per_sample(blocks[0])
+        return torch.cat([squared_norms(self.per_sample(rows)) for rows in blocks])
 
     def per_sample(self, samples: slice) -> Tensor:
+        if self._gradients is not None:
+            return self._gradients[samples]
         gradients = self._inner.per_sample(samples)
         if gradients.shape[0] == 0:
             return gradients.new_zeros(0, *self.parameter.shape)
         return self._back(gradients.reshape(gradients.shape[0], *self._value.tensor.shape), batched=True)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self._exact:
+        if self._scale is not None:
             total = sum_of_blocks(len(weights), lambda rows: self._inner.weighted_sum(_only(weights, rows)))
             return self._back(total.reshape(self._value.tensor.shape), batched=False)
         parts = []
@@ -94,8 +103,13 @@ class PulledBack(Contribution):
             parts.append(torch.tensordot(weights[rows].to(gradients.dtype), gradients, dims=1))
         return torch.stack(parts).sum(0)
 
+    def term_lengths(self) -> Tensor:
+        return self._inner.term_lengths() * self._scale if self._scale is not None else super().term_lengths()
+
     def drop(self, samples: Tensor) -> None:
         self._inner.drop(samples)
+        if self._gradients is not None:
+            self._gradients = zero_rows(self._gradients, samples)
 
     def merged(self, other: Contribution) -> Contribution | None:
         if not isinstance(other, PulledBack) or other._value.tensor is not self._value.tensor:
