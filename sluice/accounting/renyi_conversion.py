@@ -17,13 +17,22 @@ Values = Sequence[float] | np.ndarray
 _CLOSE = 1e-9
 
 
+#: The smallest divergence of which dp-accounting can take the logarithm that it needs.
+_SMALLEST = 2.0**-52
+
+
+def proved(divergences: Values) -> np.ndarray:
+    """The divergences, infinite where a calculation failed: what is not a number proves nothing."""
+    values = np.asarray(divergences, dtype=float)
+    return np.where(np.isnan(values), np.inf, values)
+
+
 def epsilon_and_order(orders: Values, divergences: Values, *, delta: float) -> tuple[float, float]:
     """The smallest epsilon that the divergences prove at ``delta``, and the order at which they do."""
-    tried = _promising(np.asarray(orders), np.asarray(divergences), delta)
+    orders, divergences = np.asarray(orders), proved(divergences)
+    tried = _promising(orders, divergences, delta)
     compute = dp_accounting.rdp.compute_epsilon
-    found = compute(
-        cast(Sequence[float], np.asarray(orders)[tried]), cast(Sequence[float], np.asarray(divergences)[tried]), delta
-    )
+    found = compute(cast(Sequence[float], orders[tried]), cast(Sequence[float], divergences[tried]), delta)
     return float(found[0]), float(found[1])
 
 
@@ -45,5 +54,7 @@ def _promising(orders: np.ndarray, divergences: np.ndarray, delta: float) -> np.
 def delta_and_order(orders: Values, divergences: Values, *, epsilon: float) -> tuple[float, float]:
     """The smallest delta that the divergences prove at ``epsilon``, and the order at which they do."""
     compute = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
+    divergences = proved(divergences)
+    divergences = np.where((divergences > 0) & (divergences < _SMALLEST), _SMALLEST, divergences)
     found = compute(cast(Sequence[float], orders), cast(Sequence[float], divergences), epsilon)
     return float(found[0]), float(found[1])

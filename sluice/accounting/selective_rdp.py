@@ -18,6 +18,7 @@ import math
 import numpy as np
 
 from sluice.accounting.events import SelectiveReleaseDpEvent
+from sluice.accounting.renyi_conversion import proved
 from sluice.accounting.tilted_moments import log_moments, power_deviation
 
 Array = np.ndarray
@@ -55,7 +56,7 @@ def _cached(event: SelectiveReleaseDpEvent, orders: tuple[float, ...]) -> tuple[
     order = np.array(orders)
     remove = _worst_log_moment(event, order)
     add = _worst_log_moment(event, 1.0 - order)
-    return tuple(np.maximum(remove, add) / (order - 1) * (1 + _ROUNDING))
+    return tuple(proved(np.maximum(remove, add) / (order - 1) * (1 + _ROUNDING)))
 
 
 def _worst_log_moment(event: SelectiveReleaseDpEvent, powers: Array) -> Array:
@@ -79,8 +80,10 @@ def _log_moment_at(weight: Array, powers: Array, s_low: float, s_high: float, lo
     """Log of the mean of ``(s_r / Z)^b E[...]`` where ``s_high`` has the given weight, a row for each row of weights."""
     mean = s_low + weight * (s_high - s_low)
     below, above = -weight * (s_high - s_low) / mean, (1 - weight) * (s_high - s_low) / mean
-    log_below, log_above = powers * np.log1p(below), powers * np.log1p(above)
     with np.errstate(divide="ignore"):
+        # Where the ratios are far apart, `below` is -1 to all digits of a double.
+        log_far = np.log(s_low) - np.log(mean)
+        log_below, log_above = powers * np.where(below < -0.5, log_far, np.log1p(below)), powers * np.log1p(above)
         logs = np.logaddexp(np.log(weight) + log_above + log_high, np.log1p(-weight) + log_below + log_low)
     # Where the moment is close to 1 the first-order terms cancel between the two ratios; take them out beforehand.
     cap = 50.0

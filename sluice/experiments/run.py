@@ -312,7 +312,6 @@ class Training:
                 judge.evaluate()  # a crash came between the checkpoint and the evaluation
             self._make_releases(judge, trace)
         except GaveUpError as error:
-            keeper.checkpoint()  # before anybody learns of it: whoever resumes must not try again
             self._notes.append(str(error))
         except KeyboardInterrupt:
             # A seeded run repeats from the last regular checkpoint; the noise of any other is fresh anyway.

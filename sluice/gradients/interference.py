@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice._base.errors import UnsupportedModuleError
+from sluice.gradients.digest import digest_of
 from sluice.gradients.independence import TOLERANCE, close, first_difference, mixing_message
 from sluice.gradients.probe import Axes, seed, undisturbed
 from sluice.gradients.synthetic import Samples
@@ -21,13 +22,21 @@ from sluice.gradients.verification import Subject, norm
 _COUNT = 3
 
 
-def refuse_changing_buffers(model: nn.Module, samples: Samples) -> None:
-    """Raise if a forward pass leaves something of the batch, or of the number of passes, in a buffer.
+def refuse_changing_state(model: nn.Module, samples: Samples) -> None:
+    """Raise if a forward pass writes to a parameter, or leaves something of the batch, or of the number of passes, in a buffer.
 
     A buffer that holds the same after any first pass, and keeps it, is a cache of something that no sample decides.
     """
     one, other = samples.few(_COUNT), samples.others(_COUNT)
+    parameters = {name: digest_of(parameter) for name, parameter in model.named_parameters()}
     states = [_buffers_after(model, passes) for passes in ((one,), (other,), (one, other))]
+    for name, parameter in model.named_parameters():
+        if digest_of(parameter) != parameters[name]:
+            raise UnsupportedModuleError(
+                f"Parameter '{name}' is changed by the forward pass in training mode. It would carry data that no noise "
+                "protects into later releases, rejected batches included, and into the published model. Keep such state out of the "
+                "model (of an embedding: max_norm=None), or freeze it with .eval(), after model.train(), if it is public."
+            )
     names = sorted(set().union(*states))
     for name in names:
         values = [state.get(name) for state in states]

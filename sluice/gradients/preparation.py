@@ -18,7 +18,7 @@ from sluice._base.errors import InputError, SluiceError, UnsupportedModuleError
 from sluice.gradients.capture import Watch
 from sluice.gradients.escalation import Escalation, cannot_be_recorded, warn_of_loops
 from sluice.gradients.functional.trace import NotFollowedError
-from sluice.gradients.interference import refuse_changing_buffers, refuse_interference
+from sluice.gradients.interference import refuse_changing_state, refuse_interference
 from sluice.gradients.losses import Loss, Total, check_loss
 from sluice.gradients.options import GradientOptions
 from sluice.gradients.plan import Unit
@@ -148,7 +148,7 @@ class Preparation:
         samples = self._samples(x)
         check = self._options.verify and self._checks[kind] < CHECKS
         if check:
-            refuse_changing_buffers(self._module, samples)
+            refuse_changing_state(self._module, samples)
         places = self._layout(samples, check=check)
         self._checks[kind] += check
         return Prepared(

@@ -14,6 +14,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from sluice._base.errors import InputError
 from sluice._base.records import reads_by_index
+from sluice.gradients.trees import tensors_in
 
 #: What Hugging Face's models and collators call the target.
 TARGETS = ("labels",)
@@ -60,6 +61,9 @@ class Batches:
     has a ``collate_fn`` of its own, is read record by record, by the workers and with the ``collate_fn`` of the loader.
 
     Guarantee:
+        A record has one row in every tensor of a piece. Each row's gradient is clipped by itself, so a record with two of
+        them would count twice.
+
         Workers begin with generators that the caller's torch generator seeds; the loader's ``worker_init_fn`` does not change
         them.
 
@@ -81,7 +85,7 @@ class Batches:
         self._named = _NamedRecords()
         self._reader: DataLoader[Any] | None = None
         own_collate = isinstance(source, DataLoader) and source.collate_fn is not default_collate
-        if own_collate or not (reads_by_index(dataset) or isinstance(dataset, TensorDataset)):
+        if own_collate or not (reads_by_index(dataset) or _is_indexed_at_once(dataset)):
             self._reader = self._make_reader(source)
 
     def _make_reader(self, source: DataLoader[Any] | Dataset[Any]) -> DataLoader[Any]:
@@ -103,10 +107,11 @@ class Batches:
         parts = indices.split(size) if indices.shape[0] else ()
         if self._reader is not None:
             self._named.pieces = [part.tolist() for part in parts]
-            yield from self._reader if parts else ()
-            return
-        for part in parts:
-            yield self._at_once(part)
+        batches = map(self._at_once, parts) if self._reader is None or not parts else self._reader
+        for part, batch in zip(parts, batches, strict=True):
+            _require_rows(batch, part.shape[0])
+            yield batch
+            del batch  # see `TrainingContext.chunks`
 
     def full_pieces(self, indices: Tensor, size: int) -> Iterator[tuple[Any, int]]:
         """`pieces`, each with its number of records; the last one is filled up with copies of its first record.
@@ -124,9 +129,29 @@ class Batches:
             remaining -= size
 
     def _at_once(self, indices: Tensor) -> Any:
-        if isinstance(self.dataset, TensorDataset):
-            return tuple(tensor[indices] for tensor in self.dataset.tensors)
-        return self.dataset.batch(indices)  # type: ignore[attr-defined]
+        if reads_by_index(self.dataset):
+            return self.dataset.batch(indices)  # type: ignore[attr-defined]
+        return tuple(tensor[indices] for tensor in self.dataset.tensors)  # type: ignore[attr-defined]
+
+
+def _is_indexed_at_once(dataset: Dataset[Any]) -> bool:
+    """A subclass of `TensorDataset` may change what it reads."""
+    return (
+        isinstance(dataset, TensorDataset)
+        and type(dataset).__getitem__ is TensorDataset.__getitem__
+        and not hasattr(dataset, "__getitems__")
+    )
+
+
+def _require_rows(batch: Any, records: int) -> None:
+    for tensor in tensors_in(batch):
+        rows = tensor.shape[0] if tensor.dim() else None
+        if rows != records:
+            raise InputError(
+                "the data set or its collate function gave a tensor whose first axis has not one row for each record of the batch "
+                f"(its other axes: {list(tensor.shape[1:])}). What a record contributes is bounded row by row. Several views of "
+                "a record belong on an axis behind the first, [records, views, ...], with one loss for all of them."
+            )
 
 
 def split_pair(batch: Any, *, targets: tuple[str, ...] = TARGETS) -> tuple[Any, Any]:
@@ -157,8 +182,6 @@ def split_pair(batch: Any, *, targets: tuple[str, ...] = TARGETS) -> tuple[Any, 
 
 def rows_in(batch: Any) -> int:
     """How many records a batch holds."""
-    from sluice.gradients.trees import tensors_in
-
     for tensor in tensors_in(batch):
         return int(tensor.shape[0])
     raise InputError("A batch holds no tensor: the data set must return tensors.")

@@ -41,6 +41,7 @@ from sluice.training.keeping import Keeping
 from sluice.training.loop import PrivateLoader, ordinary_loop
 from sluice.training.options import TrainingOptions
 from sluice.training.resumable import Resumable
+from sluice.training.selective_release import GaveUpError
 from sluice.training.state import TrainingState
 from sluice.training.weights import PrivateOptimizer, WeightUpdater
 
@@ -312,7 +313,11 @@ class PrivacyEngine(Epsilons, Resumable):
         self.auditing.set_length(loss)
         while not executor.done:
             with executor.context.workers.announced():
-                executor.make_release(loss)
+                try:
+                    executor.make_release(loss)
+                except GaveUpError:
+                    self._keeping.checkpoint()  # before anybody learns of it: whoever resumes must not try again
+                    raise
             yield executor.released
 
     @property

@@ -115,9 +115,12 @@ class Executor(ABC, Generic[T]):
     def make_release(self, loss: Loss) -> None:
         """Make the next release."""
         self.require_more()
-        self.context.updater.check_untouched()
+        updater = self.context.updater
+        updater.check_untouched(entries=False)
         with ModelRandomness(self.noise):
-            self.commit(self.prepare(loss))
+            draft = self.prepare(loss)
+            updater.check_untouched()  # a forward pass that writes to its parameters would publish what it saw
+            self.commit(draft)
 
     @final
     def commit(self, draft: Draft[T]) -> None:

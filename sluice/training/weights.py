@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,10 +16,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.hooks import RemovableHandle
 
 from sluice._base.errors import InputError
-from sluice.gradients.sharding import is_sharded, own_part
+from sluice.gradients.digest import digest_of
+from sluice.gradients.sharding import is_sharded
 from sluice.gradients.spectral import advance
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,9 @@ class WeightUpdater:
                 self._set(before.weights)
                 self.optimizer.load_state_dict(before.state)
             vars(self.optimizer).update(before.hooks)
-            self.remember()
+            # Entries are those of the last release again, or something else has changed them: `check_untouched` tells.
+            for name, parameter in self._parameters.items():
+                self._weights[name] = (parameter._version, self._weights[name][1])
             self._before_trial = None
 
     def move(self, weights: Mapping[str, Tensor]) -> None:
@@ -156,7 +156,7 @@ class WeightUpdater:
 
     def remember(self) -> None:
         """Take the present weights as those that the last release left."""
-        self._weights = {name: (p._version, _digest(p)) for name, p in self._parameters.items()}
+        self._weights = {name: (p._version, digest_of(p)) for name, p in self._parameters.items()}
         self._frozen_versions = {name: p._version for name, p in self._frozen.items()}
         self._settings: list[dict[str, Any]] | None = self.settings() if self._pins_settings else None
 
@@ -169,11 +169,16 @@ class WeightUpdater:
         """Note that a step ended without a release: settings may not move before the next one."""
         self._settings = self.settings()
 
-    def check_untouched(self) -> None:
-        """Refuse to continue if something other than a release changed weights or settings since the last one."""
+    def check_untouched(self, *, entries: bool = True) -> None:
+        """Refuse to continue if something other than a release changed weights or settings since the last one.
+
+        Args:
+            entries: whether the entries of what is trained are read, which sees changes behind autograd's back, too.
+        """
         self.put_back()
         for name, parameter in self._parameters.items():
-            if (parameter._version, _digest(parameter)) != self._weights[name]:
+            version, digest = self._weights[name]
+            if parameter._version != version or (entries and digest_of(parameter) != digest):
                 self._refuse_change(name)
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
@@ -187,8 +192,8 @@ class WeightUpdater:
 
     def _refuse_change(self, name: str) -> None:
         raise InputError(
-            f"parameter '{name}' was changed by hand since the last release, so what is released next would "
-            "not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
+            f"parameter '{name}' was changed by hand since the last release, or by the model's forward pass, so what is released "
+            "next would not be what is accounted for. Change weights before make_private, or call engine.accept_weights() "
             "if the change did not depend on the private data."
         )
 
@@ -222,23 +227,6 @@ class WeightUpdater:
         """The inverse of `settings`."""
         for group, wanted in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(wanted)
-
-
-def _digest(tensor: Tensor) -> tuple[int, ...]:
-    """Numbers that change when the tensor does, also behind autograd's back (``p.data``); they cost one reading.
-
-    It is read in words of eight bytes, which takes a tenth of the time that words of four do.
-    """
-    flat = own_part(tensor).detach().contiguous().reshape(-1)
-    together = 8 // flat.element_size()
-    rest = flat.numel() % together if flat.storage_offset() % together == 0 else flat.numel()
-    whole, integers = flat.numel() - rest, flat.view(_INTEGERS[flat.element_size()])
-    if flat.is_cpu:
-        # Of small tensors numpy makes the same sums in a fraction of the time.
-        values = integers.numpy()
-        return int(np.add.reduce(values[:whole].view(np.int64))), int(np.add.reduce(values[whole:], dtype=np.int64))
-    total = int(integers[:whole].view(torch.int64).sum()) if whole else 0
-    return total, int(integers[whole:].sum(dtype=torch.int64)) if rest else 0
 
 
 def averaged(module: nn.Module, *, decay: float) -> AveragedModel:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.accounting.renyi_conversion import epsilon_and_order
+from sluice.accounting.renyi_conversion import delta_and_order, epsilon_and_order
 from sluice.accounting.selective_rdp import DEFAULT_ORDERS
 
 ORDERS = (1.005, *DEFAULT_ORDERS)
@@ -43,3 +43,19 @@ def test_so_is_that_of_unusual_divergences(divergence, places, delta):
     divergences = 0.1 * np.array(ORDERS)
     divergences[places] = divergence
     assert epsilon_and_order(ORDERS, divergences, delta=delta) == by_every_order(divergences, delta)
+
+
+def test_what_is_not_a_number_proves_nothing():
+    divergences = np.array(ORDERS) * 0.1
+    expected = epsilon_and_order(ORDERS, divergences, delta=1e-5)
+    broken = divergences.copy()
+    broken[[3, 40]] = np.nan
+    assert epsilon_and_order(ORDERS, broken, delta=1e-5)[0] >= expected[0]
+    assert delta_and_order(ORDERS, broken, epsilon=1.0)[0] >= delta_and_order(ORDERS, divergences, epsilon=1.0)[0] > 0
+    assert epsilon_and_order(ORDERS, np.full(len(ORDERS), np.nan), delta=1e-5)[0] == np.inf
+    assert delta_and_order(ORDERS, np.full(len(ORDERS), np.nan), epsilon=1.0)[0] == 1.0
+
+
+def test_divergences_below_the_digits_of_a_double_have_a_delta():
+    assert 0 < delta_and_order(ORDERS, np.array(ORDERS) * 1e-20, epsilon=0.0)[0] < 1e-7
+    assert delta_and_order(ORDERS, np.zeros(len(ORDERS)), epsilon=0.0)[0] == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting import rdp
@@ -161,3 +162,45 @@ def test_more_data_less_noise_or_a_stronger_gate_never_costs_less(q, sigma, low,
     assert np.all(cost(sigma=0.9 * sigma) >= base)
     assert np.all(cost(low=0.9 * low) >= base)
     assert np.all(cost(reference=0.9 * reference) >= base)
+
+
+def exact_divergence(order: float, ratio_min: str, ratio_max: str, sigma: float) -> mp.mpf:
+    """With all records in each batch moments are closed forms; the worst mixture is looked for with 400 digits."""
+    low, high, variance = mp.mpf(ratio_min), mp.mpf(ratio_max), mp.mpf(sigma) ** 2
+    shares = [10 ** (mp.mpf(i) / 10) for i in range(-3200, 0)]
+    weights = [mp.mpf(0), mp.mpf(1), *shares, *(1 - share for share in shares[-40:])]
+
+    def worst(power: mp.mpf) -> mp.mpf:
+        moment = power * (power - 1) / (2 * variance)
+
+        def value(weight: mp.mpf) -> mp.mpf:
+            mean = low + weight * (high - low)
+            return mp.log(weight * (high / mean) ** power + (1 - weight) * (low / mean) ** power) + moment
+
+        return max(map(value, weights))
+
+    return max(worst(mp.mpf(order)), worst(1 - mp.mpf(order))) / (mp.mpf(order) - 1)
+
+
+@pytest.mark.parametrize("order", [1.5, 2.0, 8.0, 100.0])
+@pytest.mark.parametrize(
+    ("ratio_min", "ratio_max"),
+    [("1e-10", "1"), ("1e-15", "1"), ("1e-17", "1"), ("1e-60", "1"), ("1e-250", "1"), ("1e-3", "1e20")],
+)
+def test_gates_of_which_one_record_decides_are_dear(ratio_min, ratio_max, order):
+    acceptance = Acceptance(ratio_min=float(ratio_min), ratio_max=float(ratio_max), probability_min=1e-300)
+    event = release(1.0, 3.0, acceptance)
+    with mp.workdps(400):
+        exact = exact_divergence(order, ratio_min, ratio_max, 3.0)
+    found = renyi_divergences(event, np.array([order]))[0]
+    assert exact <= found <= exact * mp.mpf("1.02")  # the grid of mixtures is coarse
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("log_ratio", range(-300, 0, 3))
+@pytest.mark.parametrize("q", [1e-6, 0.0655, 1.0])
+def test_no_gate_makes_epsilon_zero(q, log_ratio):
+    acceptance = Acceptance(ratio_min=10.0**log_ratio, ratio_max=1.0 + 1e-3, probability_min=1e-300)
+    gated = renyi_divergences(release(q, 2.0, acceptance), np.array(DEFAULT_ORDERS))
+    assert not np.isnan(gated).any()
+    assert (gated >= renyi_divergences(release(q, 2.0), np.array(DEFAULT_ORDERS)) * (1 - 1e-9)).all()

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 from sluice.gradients import GradientOptions, PerSampleGradients
+from sluice.gradients.functional import pullback
 from sluice.gradients.layers.recurrent_weights import FusedContribution
 
 RECORDS, POSITIONS, CLASSES = 40, 12, 3
@@ -130,6 +132,71 @@ def test_terms_that_cancel_leave_those_of_others_alone(name, norms_only, strateg
     x[20] = cancelling(x)
     y[RECORDS] = y[20]
     found = clipped_sum(engine, x, y, norms_only=norms_only)
+    assert float((found - without).norm()) <= 1 + 2**-9
+
+
+class Centred(nn.Module):
+    """Each row of the weight without its mean: what all inputs have in common takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CLASSES, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight - self.weight.mean(1, keepdim=True))
+
+
+class Standardised(nn.Module):
+    """A convolution with weight standardisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CLASSES, 2, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        weight = weight / (weight.flatten(1).std(1).view(-1, 1, 1, 1) + 1e-5)
+        return F.conv2d(x.view(-1, 2, 2, 2), weight).flatten(1)
+
+
+class Merged(nn.Module):
+    """A frozen weight and a product of two small matrices, as adapters have; what is outside its rows takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frozen", torch.randn(CLASSES, 8))
+        self.down, self.up = nn.Parameter(torch.eye(2, 8)), nn.Parameter(torch.zeros(CLASSES, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.frozen + self.up @ self.down)
+
+
+#: Models, and an input of which the way back to their parameters leaves next to nothing.
+COMPUTED = {
+    "centred": (Centred, torch.ones(8)),
+    "standardised": (Standardised, torch.ones(8)),
+    "spectral norm": (lambda: spectral_norm(nn.Linear(8, CLASSES, bias=False)), torch.ones(8)),
+    "merged": (Merged, torch.eye(8)[7]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Kernels of this model round")
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("size", [2.0**20, 2.0**40, 1e15])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_the_way_back_takes_away_leaves_others_alone(name, size, kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr(pullback, "_BLOCK_BYTES", 1)
+    torch.manual_seed(0)
+    make, direction = COMPUTED[name]
+    model = make()
+    engine = PerSampleGradients(model, loss_reduction="none", expected_batch_size=RECORDS)
+    x, y = torch.randn(RECORDS + 1, 8), torch.arange(RECORDS + 1) % CLASSES
+    without = clipped_sum(engine, x[:-1], y[:-1], norms_only=False)
+    x[RECORDS], y[RECORDS] = x[20], y[20]
+    x[20] = size * direction
+    y[20] = int(model(x[20:21])[0].argmin())
+    found = clipped_sum(engine, x, y, norms_only=False)
     assert float((found - without).norm()) <= 1 + 2**-9
 
 

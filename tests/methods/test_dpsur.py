@@ -40,7 +40,9 @@ def make_mechanism(**changes: Any) -> DpsurMechanism:
     return replace(exact, **changes)
 
 
-def run(mechanism: DpsurMechanism, *, optimizer: str = "sgd") -> tuple[PrivacyEngine, nn.Module, torch.optim.Optimizer]:
+def run(
+    mechanism: DpsurMechanism, *, optimizer: str = "sgd", seed: int | None = 5
+) -> tuple[PrivacyEngine, nn.Module, torch.optim.Optimizer]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(RECORDS, 4, generator=generator)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
@@ -51,7 +53,7 @@ def run(mechanism: DpsurMechanism, *, optimizer: str = "sgd") -> tuple[PrivacyEn
         if optimizer == "sgd"
         else torch.optim.Adam(model.parameters(), lr=0.1)
     )
-    engine = PrivacyEngine(seed=5, accountant="rdp")
+    engine = PrivacyEngine(seed=seed, accountant="rdp")
     engine.make_private_by(mechanism, module=model, optimizer=chosen, data_loader=data)
     return engine, model, chosen
 
@@ -246,6 +248,24 @@ def test_a_resumed_run_gets_no_fresh_attempts(monkeypatch):
     resumed, _, _ = run(mechanism)
     resumed.load_state_dict(state)
     rejecting(monkeypatch, False, False)
+    with pytest.raises(GaveUpError):
+        next(resumed.releases(F.cross_entropy))
+
+
+def test_a_run_that_gave_up_stays_so_in_another_program_and_with_an_earlier_state(monkeypatch, tmp_path):
+    mechanism = make_mechanism(validation_noise=1.0, max_attempts=6)
+    engine = run(mechanism, seed=None)[0]
+    engine.keep_in(tmp_path)
+    before = engine.state_dict()
+    rejecting(monkeypatch, *[False] * 6)
+    with pytest.raises(GaveUpError):
+        next(engine.releases(F.cross_entropy))
+    engine.load_state_dict(before)
+    with pytest.raises(GaveUpError):
+        next(engine.releases(F.cross_entropy))  # no attempt: the list of decisions is used up
+    engine.close()
+    resumed = run(mechanism, seed=None)[0]
+    resumed.load(tmp_path)
     with pytest.raises(GaveUpError):
         next(resumed.releases(F.cross_entropy))
 

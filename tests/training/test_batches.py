@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from sluice import PrivacyEngine
+from sluice._base.errors import InputError
 from sluice._base.records import reads_by_index
 from sluice.training.batches import Batches
 
@@ -116,3 +117,48 @@ def test_seeds_of_a_loaders_workers_do_not_make_augmentation_known():
     first, other = first_record(1), first_record(2)
     assert all(a != b for a, b in zip(first, other, strict=True))
     assert first == first_record(1)  # what a seeded run draws is repeated
+
+
+@pytest.mark.parametrize(
+    "views", [lambda x: x.repeat_interleave(2, 0), lambda x: torch.cat([x, x]), lambda x: x.sum(0)]
+)
+@pytest.mark.parametrize("ordinary_loop", [True, False])
+def test_a_record_has_one_row_in_every_tensor(views, ordinary_loop):
+    """Each row is clipped by itself: a record with two of them would count twice."""
+
+    def collate(records):
+        x, y = default_collate(records)
+        return (views(x), views(y)) if len(y) > 1 else (x, y)
+
+    def run():
+        model = nn.Linear(4, 2)
+        engine = PrivacyEngine(seed=3)
+        _, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            data_loader=DataLoader(TensorDataset(X, Y), batch_size=4, collate_fn=collate),
+            sample_rate=1.0,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            releases=2,
+        )
+        if not ordinary_loop:
+            next(engine.releases(nn.functional.cross_entropy))
+        for x, y in loader:
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    with pytest.raises(InputError, match="one row for each record") as error:
+        run()
+    assert "20" not in str(error.value)  # how many there were in the batch
+
+
+class Transformed(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 0 * x + 7, y
+
+
+def test_a_tensor_data_set_that_changes_what_it_reads_is_read_record_by_record():
+    ((x, _),) = Batches(Transformed(X, Y)).pieces(torch.tensor([3, 5]), 2)
+    assert x.eq(7).all()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from sluice import PrivacyEngine
-from sluice._base.errors import InputError
+from sluice._base.errors import InputError, UnsupportedModuleError
 from sluice.mechanism.gates import ClippingBiasGate, CoinGate
 from sluice.mechanism.scaling import Clip
 from sluice.mechanism.selective_release import SelectiveRelease
@@ -310,3 +310,45 @@ def test_the_two_ways_to_set_up_take_the_same_options():
     calibrated = set(inspect.signature(PrivacyEngine.make_private_with_epsilon).parameters)
     assert plain - calibrated == {"ledger_delta"}
     assert calibrated - plain == {"target_epsilon", "target_delta"}
+
+
+class Renormalising(nn.Module):
+    """Rescales the rows that it looks up, in the table itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(0.1 * torch.randn(50, 3))
+        self.table.data[40:] *= 100  # rows that made-up samples do not reach
+
+    def forward(self, x):
+        return F.embedding(x, self.table, max_norm=1.0).mean(1)
+
+
+class Counting(nn.Module):
+    """Adds up what it has seen, in a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.seen = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x):
+        if self.training:
+            self.seen.data += x.detach().float().sum(0)
+        return self.layer(x.float())
+
+
+@pytest.mark.parametrize("gate", [None, GATE])
+@pytest.mark.parametrize("make", [Renormalising, Counting])
+def test_what_a_forward_pass_writes_to_its_parameters_is_not_published(make, gate):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    engine = PrivacyEngine(seed=1)
+    words = TensorDataset(torch.randint(40, 50, (60, 3)), torch.arange(60) % 3)
+    options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "releases": 2, "sample_rate": 0.5}
+    with pytest.raises(
+        (InputError, UnsupportedModuleError), match=r"was changed by hand|is changed by the forward pass"
+    ):
+        engine.make_private(module=model, optimizer=optimizer, data_loader=words, gate=gate, **options)
+        next(engine.releases(F.cross_entropy))
+    assert engine.released == 0

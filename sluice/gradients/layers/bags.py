@@ -80,8 +80,24 @@ class BagContribution(RowContribution):
             sources=lookups.samples,
         )
 
+    def drop(self, samples: Tensor) -> None:
+        super().drop(samples)
+        # Nothing times an infinite factor is not nothing.
+        self._used = _without_factors(self._used, samples)
+        if self._scales is not None:
+            self._scales = self._scales.masked_fill(samples, 0)
+
     def merged(self, other: Contribution) -> Contribution | None:
         return None if self._transposed else super().merged(other)
+
+
+def _without_factors(used: Lookups | Bags, samples: Tensor) -> Lookups | Bags:
+    """The factors of some samples set to zero, whatever they were."""
+    if used.factors is None:
+        return used
+    if isinstance(used, Bags):
+        return replace(used, factors=zero_rows(used.factors, samples))
+    return replace(used, factors=used.factors.masked_fill(samples[used.samples], 0))
 
 
 def _scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:

@@ -45,6 +45,7 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
         super().__init__(releases=mechanism.releases, context=context)
         self._mechanism = mechanism
         self._attempts = 0
+        self._has_ended = False
         self._most_at_once = most_attempts_at_once(mechanism.release)
         if mechanism.max_attempts is None and math.exp(mechanism.release.log_acceptance_max) < RAREST_USEFUL_ATTEMPT:
             raise InputError(
@@ -70,8 +71,9 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
             if self._passes(raw_change):
                 accepted = Accepted(gradient=candidate, attempts=attempts)
                 return Draft(content=accepted, attempts=attempts, measured=measured, metric=raw_change)
+        self._has_ended = True
         if self._mechanism.max_attempts is not None:
-            self._attempts = self._mechanism.max_attempts  # it has ended: asked again, it makes no more
+            self._attempts = self._mechanism.max_attempts  # asked again, it makes no more
         raise GaveUpError(
             f"the run used up its attempts (max_attempts={self._mechanism.max_attempts}) at release {self.spent + 1} and stops "
             "here. What was released so far stands and is accounted for."
@@ -96,6 +98,8 @@ class SelectiveUpdates(ReplayableExecutor[Accepted]):
         return {"attempts": self._attempts}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
+        if self._has_ended and self.noise.secure:
+            return  # an earlier state does not give back attempts; seeded ones come out as before
         self._attempts = state.get("attempts", 0)  # runs of earlier versions have no cap and count none
 
     def _noisy_gradient(self, indices: Tensor, loss: Loss) -> dict[str, Tensor]:

@@ -236,6 +236,34 @@ def test_several_bags_for_each_sample_are_refused(reaching_loss):
         engine.norms(torch.randint(0, 6, (7, 2, 4)), torch.randn(7), reaching_loss)
 
 
+@pytest.mark.filterwarnings("ignore:A sample's gradient is not finite")
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
+def test_a_factor_that_is_not_finite_adds_nothing(factor, compiled):
+    """Its derivative is set to zero, and nothing times infinity would be NaN."""
+
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(6, 3, mode="sum")
+
+        def forward(self, words, factors):
+            return self.bag(words, per_sample_weights=factors)
+
+    engine = PerSampleGradients(Factors(), options=GradientOptions(compiled=compiled))
+    words, factors = torch.randint(0, 6, (4, 5)), torch.randn(4, 5)
+    factors[1, 2] = factor
+    norms, sums = engine.weighted_sum((words, factors), torch.zeros(4), squared, lambda n: n.isfinite().float())
+    assert norms.isfinite().tolist() == [True, False, True, True]
+    others = torch.tensor([0, 2, 3])
+    _, expected = engine.weighted_sum((words[others], factors[others]), torch.zeros(3), squared, torch.ones_like)
+    torch.testing.assert_close(sums, expected)
+
+
+def squared(output, _):
+    return output.square().sum(1)
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_max_norm_is_refused_before_it_changes_a_weight(reaching_loss, kind):
     model = nn.Sequential(kind(6, 3, max_norm=0.1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice.training.weights import _digest
+from sluice.gradients.digest import digest_of
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -19,13 +19,13 @@ def test_digests_are_sums_of_words_and_of_what_is_left(kind: torch.dtype, shape:
     whole = flat.numel() // together * together
     words = flat[:whole].clone().view(torch.int64).sum() if whole else torch.tensor(0)
     left = flat[whole:].view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
-    assert _digest(tensor) == (int(words), int(left))
+    assert digest_of(tensor) == (int(words), int(left))
 
 
 @pytest.mark.parametrize("tensor", [torch.randn(6, 7).t(), torch.randn(11)[3:], torch.randn(4, 1).expand(4, 3)])
 def test_any_entry_changes_the_digest(tensor: Tensor) -> None:
-    before = _digest(tensor)
+    before = digest_of(tensor)
     changed = tensor.clone(memory_format=torch.contiguous_format)
     changed.view(-1)[-1] += 1
-    assert _digest(changed) != before
-    assert _digest(tensor) == before
+    assert digest_of(changed) != before
+    assert digest_of(tensor) == before
