@@ -28,10 +28,11 @@ def refuse_changing_state(model: nn.Module, samples: Samples) -> None:
     A buffer that holds the same after any first pass, and keeps it, is a cache of something that no sample decides.
     """
     one, other = samples.few(_COUNT), samples.others(_COUNT)
-    parameters = {name: digest_of(parameter) for name, parameter in model.named_parameters()}
+    # The objects themselves: sharded models put others in their place while they run.
+    parameters = [(name, parameter, digest_of(parameter)) for name, parameter in model.named_parameters()]
     states = [_buffers_after(model, passes) for passes in ((one,), (other,), (one, other))]
-    for name, parameter in model.named_parameters():
-        if digest_of(parameter) != parameters[name]:
+    for name, parameter, before in parameters:
+        if digest_of(parameter) != before:
             raise UnsupportedModuleError(
                 f"Parameter '{name}' is changed by the forward pass in training mode. It would carry data that no noise "
                 "protects into later releases, rejected batches included, and into the published model. Keep such state out of the "
