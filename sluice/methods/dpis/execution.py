@@ -62,6 +62,11 @@ def shares(norms: Tensor, *, clip_norm: float) -> Shares:
     )
 
 
+def _on_grid(shares: Tensor) -> Tensor:
+    """Rounded down to multiples of 2^-26, so that float64 adds up those of 2^26 records exactly, in any order."""
+    return torch.floor(shares * 2.0**26).mul_(2.0**-26)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RawSums:
     """The three sums over the candidates, and the divisor that is public: sensitive until noise is added."""
@@ -114,7 +119,7 @@ class ImportanceSamplingExecutor(ReplayableExecutor[RawSums]):
             is_kept = coins[start : start + len(chunk)] < found.keep
             weights = torch.where(is_kept, found.weight, 0.0).to(dtype=norms.dtype, device=norms.device)
             raw_sum.add(chunk, weights)
-            raw += torch.stack([found.keep.sum(), found.clipped.sum(), is_kept.sum()])
+            raw += torch.stack([_on_grid(found.keep).sum(), _on_grid(found.clipped).sum(), is_kept.sum()])
             start += len(chunk)
         raw_shares, raw_clipped, kept = workers.total(raw).split(1)
         return RawSums(gradients=raw_sum, shares=raw_shares, clipped=raw_clipped, expected=expected), int(kept)
