@@ -64,7 +64,8 @@ def fit(
     Guarantee:
         What the ordinary loop of `PrivacyEngine` promises. ``global_step`` is the number of releases, so learning rates and
         checkpoints go by what is public. A checkpoint holds the private state of the run; publish weights alone
-        (``save_weights_only``, ``module.state_dict()``). What ``training_step`` logs is about private records.
+        (``save_weights_only``, ``module.state_dict()``). What ``training_step`` logs is about private records; schedulers and
+        callbacks that monitor it are refused.
     """
     refuse_settings(trainer, _REFUSED)
     if ckpt_path is not None and ledger is None and privacy.seed is None:
@@ -109,6 +110,7 @@ class _Run(Callback):  # type: ignore[misc]
         self._own_step: Callable[..., Any] = module.training_step
         self._own_optimizers: Callable[[], Any] = module.configure_optimizers
         self._state: dict[str, Any] | None = None
+        self._logged: set[str] = set()
         self.per_epoch = math.ceil(Batches(self._data).size / data.batch_size)
         self.engine: PrivacyEngine | None = None
 
@@ -144,18 +146,44 @@ class _Run(Callback):  # type: ignore[misc]
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One release: the module's own step on each piece of each attempt that it takes."""
         automatic = self._module.automatic_optimization
-        with _replaced(
-            self._module, **({} if automatic else {"optimizers": lambda use_pl_optimizer=True: self._optimizer})
-        ):
+        replacements: dict[str, Any] = {
+            "log": self._noting(self._module.log),
+            "log_dict": self._noting(self._module.log_dict),
+        }
+        if not automatic:
+            replacements["optimizers"] = lambda use_pl_optimizer=True: self._optimizer
+        with _replaced(self._module, **replacements):
             for piece in self._loader:
                 found = self._own_step(self._trainer.strategy.batch_to_device(piece), batch_idx)
                 if automatic:
                     (found["loss"] if isinstance(found, dict) else found).backward()
                     self._optimizer.step()
+        self._refuse_monitors()
         if automatic:
             return torch.zeros((), device=self._module.device, requires_grad=True)
         self._module.optimizers().step()  # counts the release
         return None
+
+    def _noting(self, log: Callable[..., None]) -> Callable[..., None]:
+        """`log` or `log_dict`, which also notes what they name."""
+
+        def noting(names: Any, *args: Any, **kwargs: Any) -> None:
+            self._logged.update([names] if isinstance(names, str) else names)
+            log(names, *args, **kwargs)
+
+        return noting
+
+    def _refuse_monitors(self) -> None:
+        """A learning rate, or an end, that follows losses of private records would publish them without noise."""
+        configured = [each.monitor for each in self._trainer.strategy.lr_scheduler_configs if each.reduce_on_plateau]
+        monitors = [*configured, *(getattr(each, "monitor", None) for each in self._trainer.callbacks)]
+        for monitor in filter(None, monitors):
+            if any(monitor == name or monitor.startswith(f"{name}_") for name in self._logged):
+                raise InputError(
+                    f"monitor={monitor!r} is not allowed: training_step logs it from private records, and a learning rate, a "
+                    "checkpoint or an end that follows it would publish it without noise. Monitor what validation_step "
+                    "logs of records that are not private, or nothing."
+                )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.engine is not None

@@ -185,3 +185,23 @@ def test_a_checkpoint_without_privacy_is_refused(tmp_path):
     run.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(InputError, match="training without privacy"):
         fit(trainer(), Automatic(), data(), privacy=budget(), ckpt_path=str(tmp_path / "plain.ckpt"))
+
+
+class Plateau(Automatic):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "private_loss"}}
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks"),
+    [
+        (Plateau, []),
+        (Automatic, [pl.callbacks.EarlyStopping("private_loss")]),
+        (Automatic, [pl.callbacks.EarlyStopping("private_loss_epoch")]),
+    ],
+)
+def test_nothing_follows_what_training_logs(module, callbacks):
+    with pytest.raises(InputError, match="logs it from private records"):
+        fit(trainer(callbacks=callbacks), module(), data(), privacy=budget())
