@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sluice._base.errors import DataError
 from sluice.data import own
+from sluice.data.array_files import read_arrays
 from sluice.data.catalog import CATALOG, DIGITS, IMDB
 from sluice.data.examples import Examples, TensorExamples
 from sluice.data.text import Sequences
@@ -48,7 +49,7 @@ def ranked(records: NDArray[Any]) -> Sequences:
 
 def read_records(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """The records of a ``.npz`` file or folder of arrays (x, else x_test), and their labels where it has some."""
-    arrays = own.read_arrays(path, require_labels=False)
+    arrays = read_arrays(path, require_labels=False)
     name = "x" if "x" in arrays else "x_test"
     if name not in arrays:
         raise DataError(f"{path} has no records: it needs an array x, or x_test.")
