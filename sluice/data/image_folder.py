@@ -18,11 +18,11 @@ def is_image_folder(path: Path) -> bool:
 
 
 def read_image_folder(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Images and numbers of classes, and the classes' names: those of the folders, in alphabetical order.
+    """Images with the names of their classes, and all names: those of the folders, in alphabetical order.
 
     Folders without images count too: which classes there are is then decided by who laid the folders out, not by records.
 
-    **Guarantee.** Image i of the result is a function of its file alone.
+    **Guarantee.** Image i of the result is a function of its file alone, its label one of its folder's name alone.
     """
     if not _is_split(path):
         names = _classes(path)
@@ -51,7 +51,7 @@ def _images(folder: Path) -> list[Path]:
 def _read(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     if len(names) < 2:
         raise DataError(f"{path} has images of one class only; it must have a folder for each of at least two.")
-    files = [(file, number) for number, name in enumerate(names) for file in _images(path / name)]
+    files = [(file, name) for name in names for file in _images(path / name)]
     if not files:
         raise DataError(f"{path} holds no image ({', '.join(ENDINGS)}).")
     first = _pixels(files[0][0])
@@ -64,7 +64,7 @@ def _read(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
                 "all grey or all coloured. Resize and convert them one by one beforehand."
             )
         images[row] = image
-    return images, np.array([number for _, number in files])
+    return images, np.array([name for _, name in files])
 
 
 def _pixels(file: Path) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,7 +75,7 @@ def from_path(
     split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
     where classes are not counted beforehand, the highest label.
     """
-    arrays, own_names = _read(path, target=target)
+    arrays, own_names = _read(path, target=target, targets=targets)
     return from_arrays(
         arrays,
         name=path.stem,
@@ -84,14 +83,14 @@ def from_path(
         kind=kind,
         test_fraction=test_fraction,
         vocabulary=vocabulary,
-        targets=targets if targets.names else replace(targets, names=own_names),
+        targets=targets.of_declared(own_names, str(path)),
     )
 
 
-def _read(path: Path, *, target: str | None) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def _read(path: Path, *, target: str | None, targets: Targets) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """The arrays that a path holds, in whatever form, and the names of classes where it tells them."""
     if path.suffix in tables.ENDINGS or (path.is_dir() and tables.table_parts(path)):
-        return tables.read_table(path, target=target), ()
+        return tables.read_table(path, target=target, targets=targets), ()
     if target is not None:
         raise InputError(f"target={target!r} is not allowed for {path}: only tables have columns with names.")
     if path.is_dir() and not any(path.glob("*.npy")) and is_image_folder(path):
@@ -193,7 +192,7 @@ def wrap(dataset: Dataset[Any], what: str) -> Examples:
         inputs, labels = dataset.tensors
         return TensorExamples(inputs, class_labels(labels.numpy(force=True), what), _identity)
     DatasetExamples(dataset, torch.zeros(1, dtype=torch.int64)).batch([0])
-    labels = class_labels(np.array([_read_label(dataset, i, np.shape(first[0]), what) for i in range(size)]), what)
+    labels = class_labels(np.array([_read_label(dataset, i, first[0], what) for i in range(size)]), what)
     return DatasetExamples(dataset, labels)
 
 
@@ -266,18 +265,26 @@ def model_inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int = 20_000
     return torch.from_numpy(values), unscaled
 
 
-def _read_label(dataset: Dataset[Any], index: int, shape: tuple[int, ...], what: str) -> float:
-    """The label of a record, whose input must have the shape of the first: a run that ends on it would show it."""
+def _read_label(dataset: Dataset[Any], index: int, first: Any, what: str) -> float:
+    """The label of a record, whose input must have the shape and type of the first.
+
+    A run that ends on another shape would show that there is such a record, and a batch takes the type that holds all of its records.
+    """
     inputs, label = dataset[index]
-    if np.shape(inputs) != shape:
+    if np.shape(inputs) != np.shape(first) or _type_of(inputs) != _type_of(first):
         raise DataError(
             f"The inputs of {type(dataset).__name__} cannot be stacked into one tensor: {what} has a record {index} of "
-            f"shape {tuple(np.shape(inputs))} beside a record 0 of shape {tuple(shape)}. Make every x of one shape."
+            f"shape {tuple(np.shape(inputs))} ({_type_of(inputs)}) beside a record 0 of shape {tuple(np.shape(first))} "
+            f"({_type_of(first)}). Make every x of one shape and type."
         )
     try:
         return label.item() if hasattr(label, "item") else float(label)
     except (TypeError, ValueError) as error:
         raise DataError(f"{what}: label {index} is {label!r}; labels must be integers from 0.") from error
+
+
+def _type_of(inputs: Any) -> str:
+    return str(getattr(inputs, "dtype", type(inputs).__name__))
 
 
 def _classes(*parts: Examples, count: int | None, where: str) -> tuple[str, ...]:

@@ -44,7 +44,9 @@ def test_names_of_classes_must_be_said(tmp_path):
     path = write_csv(tmp_path / "mine.csv", *table())
     with pytest.raises(DataError, match=r"--class-names a,b,c.*must not be collected from private records"):
         load(path)
-    with pytest.raises(DataError, match="'dog', which is not among class_names"):
+    with pytest.raises(
+        DataError, match=r"record 2 has 'dog' in the column 'label', which is not among class_names \(cat, bird\)"
+    ):
         load(path, class_names="cat,bird")
     for wrong in ("cat", "cat,cat", "cat,,dog"):
         with pytest.raises(InputError, match="class_names="):
