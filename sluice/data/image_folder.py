@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ def is_image_folder(path: Path) -> bool:
     return path.is_dir() and bool(_classes(path / "train" if _is_split(path) else path))
 
 
-def read_image_folder(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def read_image_folder(path: Path, *, at_least: int = 2) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Images with the names of their classes, and all names: those of the folders, in alphabetical order.
+
+    Args:
+        at_least: how many classes there must be.
 
     Folders without images count too: which classes there are is then decided by who laid the folders out, not by records.
 
@@ -26,11 +30,20 @@ def read_image_folder(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...
     """
     if not _is_split(path):
         names = _classes(path)
-        x, y = _read(path, names)
+        x, y = _read(path, names, at_least)
         return {"x": x, "y": y}, names
     names = tuple(sorted({*_classes(path / "train"), *_classes(path / "test")}))
-    (x_train, y_train), (x_test, y_test) = (_read(path / part, names) for part in ("train", "test"))
+    (x_train, y_train), (x_test, y_test) = (_read(path / part, names, at_least) for part in ("train", "test"))
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}, names
+
+
+def read_images(path: Path) -> np.ndarray | None:
+    """The images that lie in a folder itself, without classes, by their names in alphabetical order; None if none do.
+
+    **Guarantee.** Image i of the result is a function of its file alone.
+    """
+    files = sorted(each for each in path.iterdir() if each.is_file() and each.suffix.lower() in ENDINGS)
+    return _stacked(files) if files else None
 
 
 def _is_split(path: Path) -> bool:
@@ -48,23 +61,27 @@ def _images(folder: Path) -> list[Path]:
     return sorted(each for each in folder.rglob("*") if each.suffix.lower() in ENDINGS) if folder.is_dir() else []
 
 
-def _read(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    if len(names) < 2:
+def _read(path: Path, names: tuple[str, ...], at_least: int) -> tuple[np.ndarray, np.ndarray]:
+    if len(names) < at_least:
         raise DataError(f"{path} has images of one class only; it must have a folder for each of at least two.")
     files = [(file, name) for name in names for file in _images(path / name)]
     if not files:
         raise DataError(f"{path} holds no image ({', '.join(ENDINGS)}).")
-    first = _pixels(files[0][0])
+    return _stacked([file for file, _ in files]), np.array([name for _, name in files])
+
+
+def _stacked(files: Sequence[Path]) -> np.ndarray:
+    first = _pixels(files[0])
     images = np.empty((len(files), *first.shape), dtype=np.uint8)
-    for row, (file, _) in enumerate(files):
+    for row, file in enumerate(files):
         image = _pixels(file)
         if image.shape != first.shape:
             raise DataError(
-                f"{file} is {_described(image)}, {files[0][0]} is {_described(first)}: all images must have one size and be "
+                f"{file} is {_described(image)}, {files[0]} is {_described(first)}: all images must have one size and be "
                 "all grey or all coloured. Resize and convert them one by one beforehand."
             )
         images[row] = image
-    return images, np.array([name for _, name in files])
+    return images
 
 
 def _pixels(file: Path) -> np.ndarray:
@@ -86,4 +103,4 @@ def _described(image: np.ndarray) -> str:
     return f"{image.shape[-1]} x {image.shape[-2]}, {'coloured' if image.ndim == 3 else 'grey'}"
 
 
-__all__ = ["ENDINGS", "is_image_folder", "read_image_folder"]
+__all__ = ["ENDINGS", "is_image_folder", "read_image_folder", "read_images"]

@@ -75,7 +75,7 @@ def from_path(
     split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
     where classes are not counted beforehand, the highest label.
     """
-    arrays, own_names = _read(path, target=target, targets=targets)
+    arrays, own_names = read(path, target=target, targets=targets)
     return from_arrays(
         arrays,
         name=path.stem,
@@ -87,15 +87,17 @@ def from_path(
     )
 
 
-def _read(path: Path, *, target: str | None, targets: Targets) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def read(
+    path: Path, *, target: str | None, targets: Targets, require_targets: bool = True
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """The arrays that a path holds, in whatever form, and the names of classes where it tells them."""
     if path.suffix in tables.ENDINGS or (path.is_dir() and tables.table_parts(path)):
-        return tables.read_table(path, target=target, targets=targets), ()
-    if target is not None:
+        return tables.read_table(path, target=target, targets=targets, require_target=require_targets), ()
+    if target is not None and require_targets:
         raise InputError(f"target={target!r} is not allowed for {path}: only tables have columns with names.")
     if path.is_dir() and not any(path.glob("*.npy")) and is_image_folder(path):
-        return read_image_folder(path)
-    return read_arrays(path), ()
+        return read_image_folder(path, at_least=2 if require_targets else 1)
+    return read_arrays(path, require_labels=require_targets), ()
 
 
 def from_arrays(
@@ -218,18 +220,28 @@ def _examples(
     y_name = x_name.replace("x", "y", 1)
     x, y = arrays[x_name], arrays[y_name]
     where = f"{path}[{x_name}]"
+    require_records(x, where)
+    labels = targets.read(y, f"{path}[{y_name}]")
+    require_pairs(x, labels, where, y_name)
+    inputs, transform = model_inputs(x, kind or kind_of(x), where, vocabulary)
+    return TensorExamples(inputs, labels, transform)
+
+
+def require_records(x: np.ndarray, where: str) -> None:
+    """Refuse what is no array of at least one record of finite numbers."""
     if x.ndim < 2 or x.size == 0:
         raise DataError(f"{where} has shape {x.shape}; it must be (records, ...) with at least one of each.")
     if x.dtype.kind not in "buif" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
         found = f"type {x.dtype}" if x.dtype.kind not in "buif" else "NaN or infinite values"
         raise DataError(f"{where} has {found}; it must hold finite numbers.")
-    labels = targets.read(y, f"{path}[{y_name}]")
+
+
+def require_pairs(x: np.ndarray, labels: Tensor, where: str, y_name: str) -> None:
+    """Refuse labels that are more or fewer than the records."""
     if len(x) != len(labels):
         raise DataError(
             f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."
         )
-    inputs, transform = model_inputs(x, kind or kind_of(x), where, vocabulary)
-    return TensorExamples(inputs, labels, transform)
 
 
 def kind_of(x: np.ndarray) -> Kind:

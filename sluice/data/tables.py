@@ -40,8 +40,12 @@ class Table:
     texts: frozenset[str]
 
 
-def read_table(path: Path, *, target: str | None, targets: Targets) -> dict[str, np.ndarray]:
+def read_table(
+    path: Path, *, target: str | None, targets: Targets, require_target: bool = True
+) -> dict[str, np.ndarray]:
     """The arrays x and y of one file; or x_train, y_train, x_test and y_test of a folder with a table for each part.
+
+    Without ``require_target``, a table that lacks the column with the target has no y.
 
     Args:
         target: the name of the column with the target; None takes the one that is called label, target, class or y.
@@ -52,19 +56,23 @@ def read_table(path: Path, *, target: str | None, targets: Targets) -> dict[str,
     """
     if not path.is_dir():
         table = _opened(path)
-        return dict(zip(("x", "y"), _arrays(table, _target(table, target), targets), strict=True))
+        chosen = _target(table, target, required=require_target)
+        return {"x": _inputs(table, chosen), **({} if chosen is None else {"y": _targets(table, chosen, targets)})}
     parts = table_parts(path)
     if not parts:
         raise InputError(f"{path} is a folder without tables train and test: give a file, or name the tables so.")
     train, test = (_opened(parts[name]) for name in ("train", "test"))
     chosen = _target(train, target)
+    assert chosen is not None
     if set(train.columns) != set(test.columns):
         raise DataError(
             f"{train.path} has the columns {', '.join(train.columns)}, {test.path} has {', '.join(test.columns)}: both must have "
             "the same."
         )
-    (x_train, y_train), (x_test, y_test) = (_arrays(each, chosen, targets, order=train) for each in (train, test))
-    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    found: dict[str, np.ndarray] = {}
+    for name, part in (("train", train), ("test", test)):
+        found |= {f"x_{name}": _inputs(part, chosen, order=train), f"y_{name}": _targets(part, chosen, targets)}
+    return found
 
 
 def table_parts(path: Path) -> dict[str, Path]:
@@ -82,26 +90,26 @@ def _opened(path: Path) -> Table:
     return _parquet(path) if path.suffix == ".parquet" else _csv(path)
 
 
-def _arrays(
-    table: Table, target: str, targets: Targets, *, order: Table | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs, in the order in which the columns of a table stand, and the targets."""
-    inputs = [name for name in (order or table).columns if name != target]
-    if not inputs:
+def _inputs(table: Table, target: str | None, *, order: Table | None = None) -> np.ndarray:
+    """All columns but the target, in the order in which those of a table stand."""
+    names = [name for name in (order or table).columns if name != target]
+    if not names:
         raise DataError(
             f"{table.path} has no column beside {target!r}: the model needs at least one number for each record."
         )
-    x = np.stack([_numbers(table.columns[name], name, table.path) for name in inputs], axis=1)
-    return x, _targets(table, target, targets)
+    return np.stack([_numbers(table.columns[name], name, table.path) for name in names], axis=1)
 
 
-def _target(table: Table, target: str | None) -> str:
+def _target(table: Table, target: str | None, *, required: bool = True) -> str | None:
+    """The column with the target; None if there is none and none is required."""
     names = list(table.columns)
     if target is not None:
-        if target not in names:
+        if target not in names and required:
             raise InputError(f"target={target!r} is not allowed: {table.path} has the columns {', '.join(names)}.")
-        return target
+        return target if target in names else None
     found = [name for name in names if name.strip().lower() in TARGETS]
+    if not found and not required:
+        return None
     if len(found) != 1:
         raise InputError(
             f"{table.path} has the columns {', '.join(names)}: name the one to predict (--target NAME, load(..., target=...)). "
