@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sluice._base.errors import DataError, InputError
+from sluice.data.image_folder import pixels_of
 from sluice.data.tables import TARGETS
 
 _TARGETS = ("label", "labels", *TARGETS)
@@ -95,7 +96,7 @@ def _targets(values: list[Any], name: str, names: tuple[str, ...]) -> np.ndarray
 
 def _column(dataset: Any, name: str, *, several: bool) -> np.ndarray:
     values = dataset.with_format(None)[:][name]
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_array(value, f"record {number} of {name!r}") for number, value in enumerate(values)]
     first = arrays[0]
     if first.dtype.kind not in "buif":
         raise DataError(
@@ -121,6 +122,10 @@ def _column(dataset: Any, name: str, *, several: bool) -> np.ndarray:
         )
     stacked = np.stack(arrays)
     return stacked if several or stacked.ndim > 1 else stacked[:, None]
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    return pixels_of(value, where) if hasattr(value, "mode") and hasattr(value, "convert") else np.asarray(value)
 
 
 __all__ = ["is_hugging_face", "read_hugging_face"]

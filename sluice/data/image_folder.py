@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from sluice._base.errors import DataError, InputError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _GREY = ("1", "L")
+_COLOURED = ("LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
+_STEPS_OF_16_BITS = 257
+"""From 16 bits to 8: the largest numbers, 65,535 and 255, correspond."""
 
 
 def is_image_folder(path: Path) -> bool:
@@ -85,22 +89,42 @@ def _stacked(files: Sequence[Path]) -> np.ndarray:
 
 
 def _pixels(file: Path) -> np.ndarray:
-    """(height, width) of a grey image, (3, height, width) of any other, as bytes."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise InputError(f"{file} needs Pillow to be read: pip install pillow, or save arrays as .npz.") from None
     try:
         with Image.open(file) as image:
-            grey = image.mode in _GREY
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-            return pixels if grey else np.moveaxis(pixels, 2, 0)
+            return pixels_of(image, str(file))
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} cannot be read as an image: {error}.") from error
+
+
+def pixels_of(image: Any, where: str) -> np.ndarray:
+    """(height, width) of a grey image of Pillow's, (3, height, width) of any other, as bytes; without transparency.
+
+    Pillow would cut numbers of 16 bits off at 255, which leaves black and white; they are divided by a constant.
+    """
+    if _has_16_bits(image):
+        values = np.asarray(image).astype(np.uint32)
+        return ((values + _STEPS_OF_16_BITS // 2) // _STEPS_OF_16_BITS).astype(np.uint8)
+    if image.mode in _GREY:
+        return np.asarray(image.convert("L"))
+    if image.mode not in _COLOURED:
+        raise DataError(
+            f"{where} has the mode {image.mode}; allowed are {', '.join((*_GREY, 'I;16', *_COLOURED))}. Convert images one by one "
+            "beforehand, scaling them by a public constant."
+        )
+    return np.moveaxis(np.asarray(image.convert("RGB")), 2, 0)
+
+
+def _has_16_bits(image: Any) -> bool:
+    """Whether these are grey levels of 16 bits; some versions of Pillow read such PNG and PGM files into 32."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
 def _described(image: np.ndarray) -> str:
     return f"{image.shape[-1]} x {image.shape[-2]}, {'coloured' if image.ndim == 3 else 'grey'}"
 
 
-__all__ = ["ENDINGS", "is_image_folder", "read_image_folder", "read_images"]
+__all__ = ["ENDINGS", "is_image_folder", "pixels_of", "read_image_folder", "read_images"]

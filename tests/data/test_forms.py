@@ -150,6 +150,32 @@ def test_images_that_do_not_fit_are_named(tmp_path):
         load(tmp_path)
 
 
+LEVELS = np.array([[0, 1, 128], [129, 40_000, 65_535]], dtype=np.uint16)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_images_of_16_bits_keep_their_grey_levels(tmp_path, ending):
+    image = pytest.importorskip("PIL.Image")
+    images(tmp_path / "cat", size=(3, 2))
+    (tmp_path / "dog").mkdir()
+    if ending == "pgm":
+        (tmp_path / "dog" / "0.pgm").write_bytes(b"P5 3 2 65535 " + LEVELS.astype(">u2").tobytes())
+    else:
+        image.fromarray(LEVELS).save(tmp_path / "dog" / f"0.{ending}")
+    data = load(tmp_path, test_fraction=0)
+    assert (data.train.batch([12])[0][0, 0] * 255).round().tolist() == [[0, 0, 0], [1, 156, 255]]
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_of_other_modes_are_refused_by_name(tmp_path, mode):
+    image = pytest.importorskip("PIL.Image")
+    images(tmp_path / "cat")
+    (tmp_path / "dog").mkdir()
+    image.new(mode, (6, 4), 70_000).save(tmp_path / "dog" / "0.tif")
+    with pytest.raises(DataError, match=rf"0\.tif has the mode {mode}; allowed are 1, L, I;16, LA, P, RGB, RGBA"):
+        load(tmp_path)
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_one_hot_rows_and_names_are_the_numbers_of_classes(numbers):
     y = np.array(numbers)

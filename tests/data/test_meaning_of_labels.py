@@ -202,3 +202,15 @@ def test_one_record_of_another_type_does_not_change_how_all_are_scaled():
     whole = FakeDataset(x=Column(images), label=Column([0, 1, 1, 1]))
     with pytest.raises(DataError, match="'x' holds uint16 in record 3 and uint8 in record 0"):
         load(whole, test_fraction=0)  # type: ignore[arg-type]
+
+
+def test_images_of_hugging_face_are_read_as_those_of_folders():
+    image = pytest.importorskip("PIL.Image")
+    grey = [image.new("L", (3, 2), 255), image.fromarray(np.full((2, 3), 65_535, dtype=np.uint16))]
+    data = load(FakeDataset(x=Column(grey), label=Column([0, 1])), test_fraction=0)  # type: ignore[arg-type]
+    assert (data.kind, data.train.batch([0, 1])[0].unique().tolist()) == ("image", [1.0])
+    several = [image.new("RGB", (3, 2), "red"), image.new("RGBA", (3, 2), "red"), image.new("P", (3, 2))]
+    data = load(FakeDataset(x=Column(several), label=Column([0, 1, 1])), test_fraction=0)  # type: ignore[arg-type]
+    assert data.train.batch([0, 1, 2])[0][:, :, 0, 0].tolist() == [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    with pytest.raises(DataError, match="record 1 of 'x' has the mode F"):
+        load(FakeDataset(x=Column([grey[0], image.new("F", (3, 2))]), label=Column([0, 1])))  # type: ignore[arg-type]
