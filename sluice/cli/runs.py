@@ -103,13 +103,14 @@ def _predict_numbers(model: PublishedModel, records: Any, wanted: Any, *, output
 
 def _write_lines(lines: list[str], output: Path | None) -> None:
     """A heading and a line for each record, to the screen or to a file."""
-    from sluice._base.files import write_atomically
+    from sluice._base.files import explained, replaced_atomically
 
     text = "\n".join(lines) + "\n"
     if output is None:
         typer.echo(text, nl=False)
         return
-    write_atomically(output, text.encode(), public=True)
+    with explained("write", output), replaced_atomically(output) as temporary:  # the user's own file, with its time
+        temporary.write_text(text, encoding="utf-8")
     typer.echo(f"Written: {output} ({len(lines) - 1} records)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,12 @@ def test_numbers_need_as_many_targets_as_records(tmp_path, capsys):
     for y, part in ((X[1:, 0], "59 labels"), (np.full(60, np.nan), "target 0 is nan"), (NAMES[CLASSES], "no numbers")):
         np.savez(tmp_path / "asked.npz", x=X, y=y)
         assert part in refusal(run, tmp_path / "asked.npz", capsys)
+
+
+def test_predictions_are_an_ordinary_file_of_the_user(of_rows, tmp_path):
+    np.savez(tmp_path / "asked.npz", x=X)
+    before = time.time() - 10
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(of_rows), str(tmp_path / "asked.npz"), "--output", str(tmp_path / "found.csv")])
+    assert not end.value.code
+    assert (tmp_path / "found.csv").stat().st_mtime > before
