@@ -5,16 +5,19 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from sluice._base.errors import DataError, InputError
 
 SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_KEYS = ("x", "y")
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # What numpy and zipfile raise on files that are cut off, altered or something else altogether.
 UNREADABLE = (
     ValueError,
@@ -44,14 +47,30 @@ def read_arrays(path: Path, *, require_labels: bool = True) -> dict[str, np.ndar
             f"{path} is not allowed as data: give a .npz, .csv, .tsv or .parquet file, a folder with x.npy and y.npy, or one "
             "with a folder of images for each class."
         )
+    with _archive(path) as opened:
+        if require_labels:
+            _require_keys(path, opened.files, "arrays", "")
+        return _members(path, opened, (*WHOLE_KEYS, *SPLIT_KEYS))
+
+
+def read_archive(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of the named arrays that a ``.npz`` file has."""
+    with _archive(path) as opened:
+        return _members(path, opened, names)
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
     with path.open("rb") as stream:
         opened = _load(path, stream)
         if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez(path, x=..., y=...).")
+            raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez.")
         with opened:
-            if require_labels:
-                _require_keys(path, opened.files, "arrays", "")
-            return {name: _member(path, opened, name) for name in (*WHOLE_KEYS, *SPLIT_KEYS) if name in opened.files}
+            yield opened
+
+
+def _members(path: Path, opened: np.lib.npyio.NpzFile, names: Sequence[str]) -> dict[str, np.ndarray]:
+    return {name: _member(path, opened, name) for name in names if name in opened.files}
 
 
 def _npy(path: Path) -> np.ndarray:
@@ -63,6 +82,10 @@ def _npy(path: Path) -> np.ndarray:
 
 
 def _load(path: Path, stream: IO[bytes]) -> Any:
+    beginning = stream.read(len(npy.MAGIC_PREFIX))
+    stream.seek(0)
+    if not beginning.startswith((npy.MAGIC_PREFIX, *_ZIP)):  # numpy would try to read it as Python objects
+        raise DataError(f"{path} is no numpy file, whatever it is called. Write it with numpy.savez or numpy.save.")
     try:
         return np.load(stream, allow_pickle=False)
     except UNREADABLE as error:
@@ -98,4 +121,4 @@ def _require_keys(path: Path, found: Collection[str], what: str, ending: str) ->
     )
 
 
-__all__ = ["SPLIT_KEYS", "WHOLE_KEYS", "read_arrays"]
+__all__ = ["SPLIT_KEYS", "WHOLE_KEYS", "read_archive", "read_arrays"]

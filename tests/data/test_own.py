@@ -55,6 +55,12 @@ def test_named_parts_are_kept(form: str, tmp_path: Path) -> None:
     assert splits.test.labels.tolist() == [8, 0]
 
 
+def test_text_that_is_called_an_archive_is_not_taken_for_objects(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").write_text("a,label\n1,0\n")
+    with pytest.raises(DataError, match=r"mine\.npz is no numpy file, whatever it is called"):
+        load(tmp_path / "mine.npz")
+
+
 def test_the_fingerprint_tells_data_apart(tmp_path: Path) -> None:
     first = load(save(tmp_path, "npz", x=X, y=Y)).fingerprint
     assert load(save(tmp_path, "npz", x=X + 1, y=Y)).fingerprint != first
