@@ -233,15 +233,13 @@ def _certify_again(run: Path) -> None:
 
 
 def _arrays(file: Path) -> dict[str, Any]:
-    import numpy as np
-
     from sluice._base.errors import InputError
+    from sluice.data.array_files import read_archive
 
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in ("scores", "members") if name in archive}
-    except (OSError, ValueError) as error:
-        raise InputError(f"FILE={str(file)!r} cannot be read: {error}. Give an .npz file.") from error
+        found = read_archive(file, ("scores", "members"))
+    except OSError as error:
+        raise InputError(f"FILE={str(file)!r} cannot be read: {error.strerror}. Give an .npz file.") from error
     if len(found) < 2:
         raise InputError(f"FILE={str(file)!r} is not allowed: it must hold arrays 'scores' and 'members'.")
     return found

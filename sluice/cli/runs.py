@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs on the same records.")]
-Records = Annotated[Path, typer.Argument(metavar="DATA", help="A .npz file or folder with an array x of records.")]
+Records = Annotated[
+    Path, typer.Argument(metavar="DATA", help="Records, in any form that data of your own can have (docs/data.md).")
+]
 Delta = Annotated[float | None, typer.Option("--delta", help="Report epsilon at this delta, not at the run's own.")]
 
 
@@ -58,23 +60,21 @@ def predict(
 ) -> None:
     """Classify records with the model of a finished run, or predict their numbers, from its public folder alone.
 
-    Records are in the form of the training data. Each line gives a record's number, its class and how probable the model
+    Records are in the form of the training data; labels may be missing. Each line gives a record's number, its class and how probable the model
     thinks that is, or the number that the model predicts. Where the file has targets too, it is shown how good that is.
 
     Example: sluice predict runs/first images.npz --output predictions.csv
     """
-    import numpy as np
-
     from sluice.data import read_records
     from sluice.experiments.published import load_model
 
     model = load_model(run)
-    records, labels = read_records(data)
+    records, labels = read_records(data, targets=model.targets, classes=model.classes, target=model.settings.target)
     if model.objective.predicts_numbers:
         return _predict_numbers(model, records, labels, output=output, as_json=as_json)
     certainty, numbers = model.probabilities(records).max(dim=1)
     named = [model.classes[number] for number in numbers.tolist()]
-    accuracy = None if labels is None else float(np.mean(numbers.numpy() == labels.reshape(-1)))
+    accuracy = None if labels is None else float((numbers == labels).double().mean())
     if as_json:
         print_json({"classes": named, "probabilities": certainty.tolist(), "accuracy": accuracy})
         return None
@@ -86,13 +86,12 @@ def predict(
 
 
 def _predict_numbers(model: PublishedModel, records: Any, wanted: Any, *, output: Path | None, as_json: bool) -> None:
-    from sluice.data.targets import Targets
     from sluice.runs.scores import scores_text
 
     found = model.predict(records)
     scores = None
     if wanted is not None:
-        scores = model.objective.scores(found, Targets(kind=model.objective.target_kind).read(wanted, "the targets"))
+        scores = model.objective.scores(found, wanted)
     if as_json:
         print_json({"predictions": found.tolist(), "scores": scores})
         return
@@ -104,13 +103,14 @@ def _predict_numbers(model: PublishedModel, records: Any, wanted: Any, *, output
 
 def _write_lines(lines: list[str], output: Path | None) -> None:
     """A heading and a line for each record, to the screen or to a file."""
-    from sluice._base.files import write_atomically
+    from sluice._base.files import explained, replaced_atomically
 
     text = "\n".join(lines) + "\n"
     if output is None:
         typer.echo(text, nl=False)
         return
-    write_atomically(output, text.encode(), public=True)
+    with explained("write", output), replaced_atomically(output) as temporary:  # the user's own file, with its time
+        temporary.write_text(text, encoding="utf-8")
     typer.echo(f"Written: {output} ({len(lines) - 1} records)")
 
 

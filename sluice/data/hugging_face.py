@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sluice._base.errors import DataError, InputError
+from sluice.data.image_folder import pixels_of
 from sluice.data.tables import TARGETS
 
 _TARGETS = ("label", "labels", *TARGETS)
@@ -37,16 +38,23 @@ def read_hugging_face(
                 "one part, and another as test)."
             )
         source, test = source["train"], source["test"]
-    x, y, names = _arrays(source, target)
+    columns = _columns(source, target)
+    x, y, names = _arrays(source, *columns)
     if test is None:
         return {"x": x, "y": y}, names
     if not is_hugging_face(test):
         raise InputError(f"test ({type(test).__name__}) is not allowed: give a Hugging Face data set, as the first.")
-    x_test, y_test, _ = _arrays(test, target)
+    if set(_columns(test, target)[1]) != set(columns[1]):
+        raise InputError(
+            f"the part for testing has the columns {', '.join(test.column_names)}, the other {', '.join(source.column_names)}: "
+            "both must have the same."
+        )
+    x_test, y_test, _ = _arrays(test, *columns)
     return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}, names
 
 
-def _arrays(dataset: Any, target: str | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _columns(dataset: Any, target: str | None) -> tuple[str, list[str]]:
+    """The column with the target, and those with the inputs."""
     if not hasattr(dataset, "__len__"):
         raise InputError(
             f"{type(dataset).__name__} is not allowed: it is streamed, and records must be drawn at random. Load it as a whole "
@@ -62,16 +70,23 @@ def _arrays(dataset: Any, target: str | None) -> tuple[np.ndarray, np.ndarray, t
             f"the data set has the columns {', '.join(columns)}: name the one to predict (target=...); at least one other is "
             "needed."
         )
+    return chosen, inputs
+
+
+def _arrays(dataset: Any, target: str, inputs: list[str]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     parts = [_column(dataset, name, several=len(inputs) > 1) for name in inputs]
     x = parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
-    names = tuple(getattr(dataset.features[chosen], "names", None) or ())
-    return x, _targets(dataset.with_format(None)[:][chosen], chosen), names
+    names = tuple(getattr(dataset.features[target], "names", None) or ())
+    return x, _targets(dataset.with_format(None)[:][target], target, names), names
 
 
-def _targets(values: list[Any], name: str) -> np.ndarray:
-    missing = [number for number, value in enumerate(values) if value is None]
+def _targets(values: list[Any], name: str, names: tuple[str, ...]) -> np.ndarray:
+    """The target of each record; by its name, where the data set declares names."""
+    missing = [number for number, value in enumerate(values) if value is None or (names and value < 0)]
     if missing:
         raise DataError(f"record {missing[0]} of the data set has nothing in the column {name!r}, the target.")
+    if names:
+        return np.array([names[value] for value in values])
     try:
         found = np.asarray(values)
     except ValueError as error:
@@ -81,7 +96,7 @@ def _targets(values: list[Any], name: str) -> np.ndarray:
 
 def _column(dataset: Any, name: str, *, several: bool) -> np.ndarray:
     values = dataset.with_format(None)[:][name]
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_array(value, f"record {number} of {name!r}") for number, value in enumerate(values)]
     first = arrays[0]
     if first.dtype.kind not in "buif":
         raise DataError(
@@ -89,6 +104,12 @@ def _column(dataset: Any, name: str, *, several: bool) -> np.ndarray:
             "(dataset.remove_columns), or turn texts into numbers by a public vocabulary first."
         )
     for number, array in enumerate(arrays):
+        if array.dtype != first.dtype:
+            # Stacked, all would get a type that holds both, and bytes would no longer be scaled as bytes.
+            raise DataError(
+                f"the column {name!r} holds {array.dtype} in record {number} and {first.dtype} in record 0: make all records of one "
+                "type."
+            )
         if array.shape != first.shape:
             raise DataError(
                 f"the column {name!r} has shape {array.shape} in record {number} and {first.shape} in record 0: make all "
@@ -101,6 +122,10 @@ def _column(dataset: Any, name: str, *, several: bool) -> np.ndarray:
         )
     stacked = np.stack(arrays)
     return stacked if several or stacked.ndim > 1 else stacked[:, None]
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    return pixels_of(value, where) if hasattr(value, "mode") and hasattr(value, "convert") else np.asarray(value)
 
 
 __all__ = ["is_hugging_face", "read_hugging_face"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,10 @@ def class_labels(y: np.ndarray, where: str, *, names: Sequence[str] = ()) -> Ten
         names: the classes that there can be, in the order of their numbers: public. Labels that are strings need them: if the
             names were collected from the records, that somebody has a class would become public.
 
-    **Guarantee.** Entry i depends on label i and on ``names`` alone.
+    Strings are names, numbers are positions among the names. So it is the type of the array that says how a label is read. Where
+    it would make a difference because the names are numbers themselves, labels that are numbers are refused.
+
+    **Guarantee.** Entry i depends on label i, on the type of the array and on ``names`` alone.
     """
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.size == 0:
@@ -31,7 +35,38 @@ def class_labels(y: np.ndarray, where: str, *, names: Sequence[str] = ()) -> Ten
         raise DataError(f"{where} has shape {y.shape}; labels must be one row of integers, names, or one-hot rows.")
     if y.dtype.kind in "US":
         return _from_names(_decoded(y, where) if y.dtype.kind == "S" else y, where, names)
+    _require_positions(names, where)
     return _from_numbers(y, where)
+
+
+def numbers_of_names(labels: Iterable[Any], names: Sequence[str]) -> np.ndarray:
+    """The position of each label among the names, with or without space around it; -1 for one that is none of them."""
+    numbers = {name: number for number, name in enumerate(names)}
+    found = (numbers.get(str(label), numbers.get(str(label).strip(), -1)) for label in labels)
+    return np.fromiter(found, dtype=np.int64)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def _require_positions(names: Sequence[str], where: str) -> None:
+    """Refuse numbers as labels where 1 could mean the class that is called 1, or the one at position 1."""
+    for position, name in enumerate(names):
+        if _is_other_number(name, position):
+            raise InputError(
+                f"class_names={','.join(names[:10])!r} is ambiguous for {where}, whose labels are numbers: {name} could mean the "
+                f"class of that name, which has the number {position}. Save the labels as strings if they are names, or give "
+                "names that are no numbers."
+            )
+
+
+def _is_other_number(name: str, position: int) -> bool:
+    try:
+        return float(name) != position
+    except ValueError:
+        return False
 
 
 def _decoded(y: np.ndarray, where: str) -> np.ndarray:
@@ -74,16 +109,11 @@ def _from_names(y: np.ndarray, where: str, names: Sequence[str]) -> Tensor:
             f"{where} holds names of classes. Say which there can be, in the order of their numbers: --class-names a,b,c "
             "(load(..., class_names=...)). They become public, so they must not be collected from private records."
         )
-    numbers = {name: number for number, name in enumerate(names)}
-    found = np.array([numbers.get(str(label).strip(), -1) for label in y], dtype=np.int64)
+    found = numbers_of_names(y, names)
     if (found < 0).any():
         row = int(np.flatnonzero(found < 0)[0])
-        raise DataError(f"{where}: label {row} is {str(y[row])!r}, which is not among class_names ({_listed(names)}).")
+        raise DataError(f"{where}: label {row} is {str(y[row])!r}, which is not among class_names ({listed(names)}).")
     return torch.from_numpy(found)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def _from_numbers(y: np.ndarray, where: str) -> Tensor:
@@ -101,4 +131,4 @@ def _from_numbers(y: np.ndarray, where: str) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-__all__ = ["MOST_CLASSES", "class_labels", "class_names_from", "one_hot_width"]
+__all__ = ["MOST_CLASSES", "class_labels", "class_names_from", "listed", "numbers_of_names", "one_hot_width"]

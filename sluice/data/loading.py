@@ -75,7 +75,8 @@ def load(
     ``test``, ``kind``, ``test_fraction`` and ``classes`` are for the user's own data: a test set, what the records are
     (guessed from their shape otherwise), the share that becomes the test set where the data has none, and how many
     classes there can be. Without ``classes`` the highest label tells, and that there is such a label becomes public.
-    ``class_names`` says what the classes are called, in the order of their numbers; labels that are strings need it. ``target``
+    ``class_names`` says what the classes are called, in the order of their numbers; labels that are strings need it. In tables
+    that declare no types, every label is then one of these names, otherwise a number. ``target``
     is the column of a table, or of a Hugging Face data set, to predict. ``target_kind`` says that targets of files and Hugging Face
     data sets are a "number" or a "count" for each record; ``labels`` are float32 then, and there are no classes.
     ``vocabulary`` is also for files with ``kind="text"``: their ids must lie below it.
@@ -122,7 +123,7 @@ def load(
             kind=kind,
             test_fraction=test_fraction,
             vocabulary=DEFAULT_VOCABULARY,
-            targets=Targets(classes=classes, names=named or declared, kind=target_kind),
+            targets=Targets(classes=classes, names=named, kind=target_kind).of_declared(declared, "the data set"),
         )
     if not isinstance(source, str | Path):
         if named or target is not None or target_kind != "class":

@@ -1,18 +1,10 @@
-"""A user's own records: arrays, tables, folders of images, or any map-style data set.
-
-Files are read without pickle, so that opening one can never run code.
-"""
+"""A user's own records: arrays, tables, folders of images, or any map-style data set."""
 
 from __future__ import annotations
 
 import hashlib
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from sluice._base.errors import DataError, InputError
 from sluice._base.validate import one_of
 from sluice.data import tables
+from sluice.data.array_files import SPLIT_KEYS, WHOLE_KEYS, read_arrays
 from sluice.data.examples import DataSplits, Examples, Indices, TensorExamples
 from sluice.data.files import Kind
 from sluice.data.image_folder import is_image_folder, read_image_folder
@@ -30,24 +23,8 @@ from sluice.data.splitting import split_off
 from sluice.data.targets import Targets
 from sluice.data.transforms import Transform, to_float, to_ids, unscaled
 
-SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
-WHOLE_KEYS = ("x", "y")
 SPLIT_SEED = 0
 CHANNELS = (1, 3, 4)
-# What numpy and zipfile raise on files that are cut off, altered or something else altogether.
-UNREADABLE = (
-    ValueError,
-    EOFError,
-    OSError,
-    MemoryError,
-    TypeError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class DatasetExamples(Examples):
@@ -98,7 +75,7 @@ def from_path(
     split depend on another. What is taken to be public is the layout: the shape of a record, the type of the arrays and,
     where classes are not counted beforehand, the highest label.
     """
-    arrays, own_names = _read(path, target=target)
+    arrays, own_names = read(path, target=target, targets=targets)
     return from_arrays(
         arrays,
         name=path.stem,
@@ -106,19 +83,21 @@ def from_path(
         kind=kind,
         test_fraction=test_fraction,
         vocabulary=vocabulary,
-        targets=targets if targets.names else replace(targets, names=own_names),
+        targets=targets.of_declared(own_names, str(path)),
     )
 
 
-def _read(path: Path, *, target: str | None) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def read(
+    path: Path, *, target: str | None, targets: Targets, require_targets: bool = True
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """The arrays that a path holds, in whatever form, and the names of classes where it tells them."""
     if path.suffix in tables.ENDINGS or (path.is_dir() and tables.table_parts(path)):
-        return tables.read_table(path, target=target), ()
-    if target is not None:
+        return tables.read_table(path, target=target, targets=targets, require_target=require_targets), ()
+    if target is not None and require_targets:
         raise InputError(f"target={target!r} is not allowed for {path}: only tables have columns with names.")
     if path.is_dir() and not any(path.glob("*.npy")) and is_image_folder(path):
-        return read_image_folder(path)
-    return read_arrays(path), ()
+        return read_image_folder(path, at_least=2 if require_targets else 1)
+    return read_arrays(path, require_labels=require_targets), ()
 
 
 def from_arrays(
@@ -215,7 +194,7 @@ def wrap(dataset: Dataset[Any], what: str) -> Examples:
         inputs, labels = dataset.tensors
         return TensorExamples(inputs, class_labels(labels.numpy(force=True), what), _identity)
     DatasetExamples(dataset, torch.zeros(1, dtype=torch.int64)).batch([0])
-    labels = class_labels(np.array([_read_label(dataset, i, np.shape(first[0]), what) for i in range(size)]), what)
+    labels = class_labels(np.array([_read_label(dataset, i, first[0], what) for i in range(size)]), what)
     return DatasetExamples(dataset, labels)
 
 
@@ -230,73 +209,6 @@ def _identity(inputs: Tensor) -> Tensor:
     return inputs
 
 
-def read_arrays(path: Path, *, require_labels: bool = True) -> dict[str, np.ndarray]:
-    """The arrays of a ``.npz`` file or of a folder of ``.npy`` files, by name."""
-    if path.is_dir():
-        wanted = {name: path / f"{name}.npy" for name in (*WHOLE_KEYS, *SPLIT_KEYS)}
-        arrays = {name: _npy(file) for name, file in wanted.items() if file.exists()}
-        if require_labels:
-            _require_keys(path, arrays.keys(), "files", ".npy")
-        return arrays
-    if path.suffix != ".npz":
-        raise InputError(
-            f"{path} is not allowed as data: give a .npz, .csv, .tsv or .parquet file, a folder with x.npy and y.npy, or one "
-            "with a folder of images for each class."
-        )
-    with path.open("rb") as stream:
-        opened = _load(path, stream)
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise DataError(f"{path} is not a .npz archive. Write one with numpy.savez(path, x=..., y=...).")
-        with opened:
-            if require_labels:
-                _require_keys(path, opened.files, "arrays", "")
-            return {name: _member(path, opened, name) for name in (*WHOLE_KEYS, *SPLIT_KEYS) if name in opened.files}
-
-
-def _npy(path: Path) -> np.ndarray:
-    with path.open("rb") as stream:
-        array = _load(path, stream)
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path} is not a .npy file. Write it with numpy.save.")
-    return array
-
-
-def _load(path: Path, stream: IO[bytes]) -> Any:
-    try:
-        return np.load(stream, allow_pickle=False)
-    except UNREADABLE as error:
-        raise DataError(_unreadable(path, error)) from error
-
-
-def _member(path: Path, opened: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-    try:
-        array = opened[name]
-    except UNREADABLE as error:
-        raise DataError(_unreadable(f"{path}[{name}]", error)) from error
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}[{name}] is not an array. Write the file again with numpy.savez.")
-    return array
-
-
-def _unreadable(where: Path | str, error: Exception) -> str:
-    if "allow_pickle" in str(error):
-        return (
-            f"{where} holds Python objects or no array at all, and is not opened, since that could run code. "
-            "Save plain numbers: numpy.savez(path, x=..., y=...)."
-        )
-    return f"{where} is damaged or no numpy file: {error or type(error).__name__}. Write it again with numpy.savez."
-
-
-def _require_keys(path: Path, found: Collection[str], what: str, ending: str) -> None:
-    if set(WHOLE_KEYS) <= set(found) or set(SPLIT_KEYS) <= set(found):
-        return
-    present = ", ".join(sorted(f"{name}{ending}" for name in found)) or "none"
-    raise DataError(
-        f"{path} has the {what}: {present}. It needs x{ending} and y{ending}, or "
-        f"{', '.join(name + ending for name in SPLIT_KEYS)}."
-    )
-
-
 def _examples(
     path: Path | str,
     x_name: str,
@@ -308,18 +220,28 @@ def _examples(
     y_name = x_name.replace("x", "y", 1)
     x, y = arrays[x_name], arrays[y_name]
     where = f"{path}[{x_name}]"
+    require_records(x, where)
+    labels = targets.read(y, f"{path}[{y_name}]")
+    require_pairs(x, labels, where, y_name)
+    inputs, transform = model_inputs(x, kind or kind_of(x), where, vocabulary)
+    return TensorExamples(inputs, labels, transform)
+
+
+def require_records(x: np.ndarray, where: str) -> None:
+    """Refuse what is no array of at least one record of finite numbers."""
     if x.ndim < 2 or x.size == 0:
         raise DataError(f"{where} has shape {x.shape}; it must be (records, ...) with at least one of each.")
     if x.dtype.kind not in "buif" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
         found = f"type {x.dtype}" if x.dtype.kind not in "buif" else "NaN or infinite values"
         raise DataError(f"{where} has {found}; it must hold finite numbers.")
-    labels = targets.read(y, f"{path}[{y_name}]")
+
+
+def require_pairs(x: np.ndarray, labels: Tensor, where: str, y_name: str) -> None:
+    """Refuse labels that are more or fewer than the records."""
     if len(x) != len(labels):
         raise DataError(
             f"{where} has {len(x)} records, {y_name} has {len(labels)} labels; they must be equal in number."
         )
-    inputs, transform = model_inputs(x, kind or kind_of(x), where, vocabulary)
-    return TensorExamples(inputs, labels, transform)
 
 
 def kind_of(x: np.ndarray) -> Kind:
@@ -355,18 +277,26 @@ def model_inputs(x: np.ndarray, kind: Kind, where: str, vocabulary: int = 20_000
     return torch.from_numpy(values), unscaled
 
 
-def _read_label(dataset: Dataset[Any], index: int, shape: tuple[int, ...], what: str) -> float:
-    """The label of a record, whose input must have the shape of the first: a run that ends on it would show it."""
+def _read_label(dataset: Dataset[Any], index: int, first: Any, what: str) -> float:
+    """The label of a record, whose input must have the shape and type of the first.
+
+    A run that ends on another shape would show that there is such a record, and a batch takes the type that holds all of its records.
+    """
     inputs, label = dataset[index]
-    if np.shape(inputs) != shape:
+    if np.shape(inputs) != np.shape(first) or _type_of(inputs) != _type_of(first):
         raise DataError(
             f"The inputs of {type(dataset).__name__} cannot be stacked into one tensor: {what} has a record {index} of "
-            f"shape {tuple(np.shape(inputs))} beside a record 0 of shape {tuple(shape)}. Make every x of one shape."
+            f"shape {tuple(np.shape(inputs))} ({_type_of(inputs)}) beside a record 0 of shape {tuple(np.shape(first))} "
+            f"({_type_of(first)}). Make every x of one shape and type."
         )
     try:
         return label.item() if hasattr(label, "item") else float(label)
     except (TypeError, ValueError) as error:
         raise DataError(f"{what}: label {index} is {label!r}; labels must be integers from 0.") from error
+
+
+def _type_of(inputs: Any) -> str:
+    return str(getattr(inputs, "dtype", type(inputs).__name__))
 
 
 def _classes(*parts: Examples, count: int | None, where: str) -> tuple[str, ...]:

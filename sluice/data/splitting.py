@@ -15,6 +15,14 @@ from sluice._base.errors import InputError
 from sluice._base.validate import open_fraction
 from sluice.data.examples import Examples
 
+_REMEDIES = {
+    "test": (
+        "make the parts yourself (in a file: x_train, y_train, x_test, y_test; in a folder: train and test). In Python, "
+        "load(..., test_fraction=...) sets the share"
+    ),
+    "held-out": "hold out another share (--hold-out; in Python hold_out(..., fraction))",
+}
+
 
 def hold_out(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """Split the training records: those that remain, and a held-out share to choose settings with.
@@ -43,9 +51,9 @@ def split_off(examples: Examples, fraction: float, *, part: str, seed: int) -> t
     falls = np.array([_drawn(key, digest) < fraction * 2**64 for digest in examples.digests()], dtype=bool)
     if falls.all() or not falls.any():
         raise InputError(
-            f"fraction={fraction} is not allowed for so few records: the side of each is drawn by a hash of what it "
-            f"holds, and {'all' if falls.any() else 'none'} of them came out as {part} records. Add records, use another "
-            "fraction, or make the parts yourself (in a file: x_train, y_train, x_test, y_test)."
+            f"a share of {fraction} for {part} records is not allowed for so few: the side of each record is drawn by a hash of "
+            f"what it holds, and {'all' if falls.any() else 'none'} of them came out as {part} records. Add records, or "
+            f"{_REMEDIES.get(part, 'choose another share')}."
         )
     return examples.subset(np.flatnonzero(~falls)), examples.subset(np.flatnonzero(falls))
 

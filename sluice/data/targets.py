@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sluice._base.errors import DataError, InputError
-from sluice.data.labels import class_labels
+from sluice.data.labels import class_labels, listed
 
 TargetKind = Literal["class", "number", "count"]
 TARGET_KINDS = ("class", "number", "count")
@@ -43,6 +43,18 @@ class Targets:
     @property
     def are_classes(self) -> bool:
         return self.kind == "class"
+
+    def of_declared(self, names: Sequence[str], where: str) -> Self:
+        """The same for data that declare names of classes: theirs, unless names are given, which must then include all of them."""
+        if not names or not self.names:
+            return replace(self, names=tuple(names) or self.names)
+        other = [name for name in names if name not in self.names]
+        if other:
+            raise InputError(
+                f"class_names={','.join(self.names[:10])!r} is not allowed for {where}, whose classes are {listed(names)}: give all "
+                "of these names, in the order of their numbers, or leave class_names out."
+            )
+        return self
 
     def read(self, y: np.ndarray, where: str) -> Tensor:
         """The number of each record's class, int64, or the number itself, float32.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sluice._base.errors import InputError
+from sluice._base.errors import DataError, InputError
 from sluice.data import (
     DataSplits,
     Examples,
@@ -103,6 +103,7 @@ def prepare(
         target=settings.target,
         target_kind=Objective.of(settings).target_kind,
     )
+    _require_classes(splits, settings)
     if settings.features == "plain":
         return splits
     if splits.kind != "image":
@@ -129,11 +130,27 @@ def _weighted(settings: TrainSettings, words: WeightedWords, data_dir: str | Pat
             "See 'sluice features list'."
         )
     else:
-        splits = load(settings.dataset, kind="text", vocabulary=MOST_RANKS, classes=settings.classes)
+        splits = load(
+            settings.dataset,
+            kind="text",
+            vocabulary=MOST_RANKS,
+            classes=settings.classes,
+            class_names=settings.class_names,
+            target=settings.target,
+        )
+        _require_classes(splits, settings)
         texts = _ranked(splits.train), _ranked(splits.test)
     train, test = (words.examples(part, word_index=index) for part in texts)
     weighted = replace(splits, train=train, test=test)
     return _listed(weighted) if settings.model == WEIGHTED_WORDS else weighted
+
+
+def _require_classes(splits: DataSplits, settings: TrainSettings) -> None:
+    if len(splits.classes) == 1:
+        raise DataError(
+            f"{settings.dataset} has only labels 0, which is one class, and a model needs two. Say how many there can be: "
+            "--classes 2."
+        )
 
 
 def _ranked(examples: Examples) -> LabelledSequences:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from sluice._base.errors import DataError, InputError
 from sluice.data import Examples, ranked, unlabelled
+from sluice.data.files import Kind
+from sluice.data.targets import Targets
 from sluice.experiments.encoded import MODEL
 from sluice.experiments.mean_release import MEAN
 from sluice.experiments.objective import Objective, model_of
@@ -39,6 +41,7 @@ class PublishedModel:
     Attributes:
         settings: of the run.
         classes: their names, in the order of the model's scores; none where a number is predicted.
+        input_shape: of a record as the module sees it.
         module: the trained model, on what features give it.
         features: what makes rows of images, where the model sees rows.
         mean: the released mean of the rows, where one was released.
@@ -47,6 +50,7 @@ class PublishedModel:
 
     settings: TrainSettings
     classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
     module: nn.Module
     features: RowFeatures | None = None
     mean: Tensor | None = None
@@ -76,8 +80,22 @@ class PublishedModel:
         """What the run was trained by."""
         return Objective.of(self.settings)
 
+    @property
+    def targets(self) -> Targets:
+        """How the targets of further records are read: as those of the training data were, with the classes that the model has."""
+        kind = self.objective.target_kind
+        if kind != "class":
+            return Targets(kind=kind)
+        are_numbers = self.classes == tuple(str(number) for number in range(len(self.classes)))
+        return Targets(classes=len(self.classes)) if are_numbers else Targets(names=self.classes)
+
     def _outputs(self, records: Tensor | NDArray[Any]) -> Tensor:
         seen = self._seen(np.asarray(records))
+        if seen.input_shape != self.input_shape:
+            raise DataError(
+                f"records (shape {tuple(np.shape(records))}) are not of the form of the training data: the model sees records of "
+                f"shape {self.input_shape}, and these become {seen.input_shape}."
+            )
         with torch.no_grad():
             parts = [
                 self.module(seen.batch(positions)[0]) for positions in torch.arange(len(seen)).split(_ROWS_AT_ONCE)
@@ -87,8 +105,13 @@ class PublishedModel:
     def _seen(self, records: NDArray[Any]) -> Examples:
         if self.settings.dataset in TEXT_DATA_SETS or self.settings.features.startswith(WEIGHTED_WORDS):
             return text_with_features(self.settings, ranked(records), function_words=self.function_words)
-        raw = unlabelled(self.settings.dataset, records)
+        raw = unlabelled(self.settings.dataset, records, kind=self._kind)
         return with_features(self.settings, raw, rows=self.features, centre=self.mean)
+
+    @property
+    def _kind(self) -> Kind:
+        """What records are: only images have three dimensions, or features other than what they are stored as."""
+        return "image" if len(self.input_shape) == 3 or self.settings.features != "plain" else "features"
 
 
 def load_model(run: str | Path) -> PublishedModel:
@@ -111,7 +134,8 @@ def load_model(run: str | Path) -> PublishedModel:
         raise DataError(f"{folder.weights_path} does not name its classes: it was published by an earlier version.")
     model = json.loads(metadata[MODEL])
     classes = tuple(model["classes"])
-    module = model_of(settings, tuple(model["input_shape"]), classes=len(classes))
+    input_shape = tuple(model["input_shape"])
+    module = model_of(settings, input_shape, classes=len(classes))
     module.load_state_dict(weights)
     module.eval()
     features = None
@@ -123,6 +147,7 @@ def load_model(run: str | Path) -> PublishedModel:
     return PublishedModel(
         settings=settings,
         classes=classes,
+        input_shape=input_shape,
         module=module,
         features=features,
         mean=mean,

@@ -9,6 +9,7 @@ from typing import Any
 
 from sluice._base.errors import DataError
 from sluice._base.files import canonical_json, parse_json, read_bytes, write_atomically
+from sluice.experiments.dataset_path import with_path
 from sluice.experiments.evaluation import ClassAccuracy
 from sluice.experiments.mean_release import MEAN
 from sluice.experiments.settings import TrainSettings, settings_of
@@ -70,7 +71,7 @@ class RecordedRun:
 def recorded_run(path: Path) -> RecordedRun:
     """Read a run without changing anything."""
     folder = RunFolder.look(path)
-    settings = settings_of(folder.config, where=str(folder.config_path))
+    settings = with_path(folder, settings_of(folder.config, where=str(folder.config_path)))
     if not folder.ledger_path.exists():
         require_untouched(folder)
         return RecordedRun(settings=settings, mechanism=None, result=None)

@@ -21,6 +21,7 @@ from sluice.audit.canaries import Canaries
 from sluice.audit.files import kept_coins, write_audit
 from sluice.data import DataSplits, Examples, TensorExamples
 from sluice.data.fingerprint import fingerprint
+from sluice.experiments.dataset_path import is_config_of, keep_path, published_config
 from sluice.experiments.encoded import encoded_model
 from sluice.experiments.evaluation import accuracy
 from sluice.experiments.feature_statements import feature_statements
@@ -137,7 +138,8 @@ class Training:
             ``public/`` and what ``report`` gets depend on the training records through the releases alone, which cost
             what the ledger says.
         """
-        with RunFolder.create(path, config=self.settings.to_dict()) as folder:
+        with RunFolder.create(path, config=published_config(self.settings)) as folder:
+            keep_path(folder, self.settings)
             self._check_data(folder)
             self._canaries = _canaries(folder, self.settings)
             return self._begin(folder)
@@ -243,7 +245,7 @@ class Training:
         return self._run(folder, ledger)
 
     def _require_same_settings(self, folder: RunFolder) -> None:
-        if self.settings.to_dict() != folder.config:
+        if not is_config_of(self.settings, folder.config):
             raise DataError(
                 f"{folder.config_path} is not what the run began with: restore it, or start a new run with it."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -36,7 +37,10 @@ def _built(block: Block) -> Any:
         raise InputError(f"features={block.name!r} is not allowed here: it has nothing to build.")
     module, name = block.entry.implementation.split(":")
     feature = getattr(import_module(f"sluice.features.{module}"), name)
-    kinds = {option: kind for option, kind in get_type_hints(feature).items() if option in feature.__dataclass_fields__}
+    hints = get_type_hints(feature)
+    kinds = {
+        option.name: hints[option.name] for option in fields(feature) if option.init
+    }  # constants of the class are none
     unknown = sorted(set(block.options) - set(kinds))
     if unknown:
         allowed = f"it has {', '.join(sorted(kinds))}" if kinds else "it has none"

@@ -59,7 +59,11 @@ def test_a_refuted_claim_is_exit_code_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
-    [({"scores": np.arange(20.0)}, "'scores' and 'members'"), (None, "cannot be read")],
+    [
+        ({"scores": np.arange(20.0)}, "'scores' and 'members'"),
+        ({"scores": np.array([None, 1], dtype=object), "members": np.ones(2)}, "holds Python objects"),
+        (None, "is no numpy file"),
+    ],
 )
 def test_bad_files_of_scores_are_refused(tmp_path, arrays, message, capsys):
     file = tmp_path / "found.npz"
@@ -70,7 +74,9 @@ def test_bad_files_of_scores_are_refused(tmp_path, arrays, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["audit", "scores", str(file)])
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert "allow_pickle" not in said
 
 
 def test_a_run_without_an_audit_says_how_to_make_one(audited, tmp_path, capsys):

@@ -366,3 +366,24 @@ def test_a_table_with_names_of_classes_is_trained_and_used(capsys):
     assert model.classes == ("no", "yes")
     assert model.predict(np.array([[0.1, 1.0], [1.5, 1.0]])).shape == (2,)
     assert run([*command[:3], *quick], capsys)[0] == 2
+
+
+def test_where_own_data_lies_is_not_published_and_the_run_is_resumed_from_there(capsys, monkeypatch):
+    def interrupted(trace, row):
+        raise KeyboardInterrupt
+
+    rows = [f"{i % 2 + (i % 7) / 10},{i % 5},{i % 2}" for i in range(300)]
+    folder = Path("patients of Dr Smith").absolute()
+    folder.mkdir()
+    (folder / "visits.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    quick = ["--releases", "6", "--noise-multiplier", "1", "--accountant", "rdp", "--seed", "1", "--run", "own"]
+    with monkeypatch.context() as patched:
+        patched.setattr("sluice.experiments.run.TraceFile.append", interrupted)
+        assert run(["train", "--dataset", str(folder / "visits.csv"), *quick], capsys)[0] != 0
+    code, _, err = run(["train", "--resume", "runs/own"], capsys)
+    assert code == 0, err
+    public = Path("runs/own/public")
+    assert json.loads((public / "config.json").read_text())["dataset"] == "visits.csv"
+    assert (public / "model.safetensors").exists()
+    assert not [file for file in public.iterdir() if b"Smith" in file.read_bytes()]
+    assert run(["verify", "runs/own"], capsys)[0] == 0

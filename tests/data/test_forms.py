@@ -44,7 +44,9 @@ def test_names_of_classes_must_be_said(tmp_path):
     path = write_csv(tmp_path / "mine.csv", *table())
     with pytest.raises(DataError, match=r"--class-names a,b,c.*must not be collected from private records"):
         load(path)
-    with pytest.raises(DataError, match="'dog', which is not among class_names"):
+    with pytest.raises(
+        DataError, match=r"record 2 has 'dog' in the column 'label', which is not among class_names \(cat, bird\)"
+    ):
         load(path, class_names="cat,bird")
     for wrong in ("cat", "cat,cat", "cat,,dog"):
         with pytest.raises(InputError, match="class_names="):
@@ -145,6 +147,32 @@ def test_images_that_do_not_fit_are_named(tmp_path):
         load(tmp_path)
     (tmp_path / "cat" / "00.png").write_bytes(b"nonsense")
     with pytest.raises(DataError, match=r"00\.png cannot be read as an image"):
+        load(tmp_path)
+
+
+LEVELS = np.array([[0, 1, 128], [129, 40_000, 65_535]], dtype=np.uint16)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_images_of_16_bits_keep_their_grey_levels(tmp_path, ending):
+    image = pytest.importorskip("PIL.Image")
+    images(tmp_path / "cat", size=(3, 2))
+    (tmp_path / "dog").mkdir()
+    if ending == "pgm":
+        (tmp_path / "dog" / "0.pgm").write_bytes(b"P5 3 2 65535 " + LEVELS.astype(">u2").tobytes())
+    else:
+        image.fromarray(LEVELS).save(tmp_path / "dog" / f"0.{ending}")
+    data = load(tmp_path, test_fraction=0)
+    assert (data.train.batch([12])[0][0, 0] * 255).round().tolist() == [[0, 0, 0], [1, 156, 255]]
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_of_other_modes_are_refused_by_name(tmp_path, mode):
+    image = pytest.importorskip("PIL.Image")
+    images(tmp_path / "cat")
+    (tmp_path / "dog").mkdir()
+    image.new(mode, (6, 4), 70_000).save(tmp_path / "dog" / "0.tif")
+    with pytest.raises(DataError, match=rf"0\.tif has the mode {mode}; allowed are 1, L, I;16, LA, P, RGB, RGBA"):
         load(tmp_path)
 
 

@@ -55,6 +55,12 @@ def test_named_parts_are_kept(form: str, tmp_path: Path) -> None:
     assert splits.test.labels.tolist() == [8, 0]
 
 
+def test_text_that_is_called_an_archive_is_not_taken_for_objects(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").write_text("a,label\n1,0\n")
+    with pytest.raises(DataError, match=r"mine\.npz is no numpy file, whatever it is called"):
+        load(tmp_path / "mine.npz")
+
+
 def test_the_fingerprint_tells_data_apart(tmp_path: Path) -> None:
     first = load(save(tmp_path, "npz", x=X, y=Y)).fingerprint
     assert load(save(tmp_path, "npz", x=X + 1, y=Y)).fingerprint != first
@@ -238,9 +244,15 @@ def test_data_sets_that_do_not_fit_are_refused(data: Any, part: str) -> None:
 
 def test_inputs_of_different_shapes_are_refused_before_training() -> None:
     with pytest.raises(
-        DataError, match=r"cannot be stacked.*record 1 of shape \(2,\) beside a record 0 of shape \(1,\)"
+        DataError, match=r"cannot be stacked.*record 1 of shape \(2,\) .*beside a record 0 of shape \(1,\)"
     ):
         load(Pairs([(torch.zeros(1), 0), (torch.zeros(2), 0)]), test_fraction=0)
+
+
+@pytest.mark.parametrize("other", [torch.zeros(1), np.zeros(1)])
+def test_inputs_of_different_types_are_refused_since_a_batch_would_take_the_type_that_holds_all(other: Any) -> None:
+    with pytest.raises(DataError, match=r"record 1 .*float.* beside a record 0 .*int64"):
+        load(Pairs([(torch.zeros(1, dtype=torch.int64), 0), (other, 0)]), test_fraction=0)
 
 
 def test_the_number_of_classes_can_be_said_and_then_no_label_tells_it(tmp_path: Path) -> None:

@@ -139,8 +139,11 @@ def test_bags_of_words_and_images_can_be_held_out() -> None:
 
 def test_a_side_without_records_is_refused_with_what_to_do(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.zeros((10, 4)), y=np.zeros(10, dtype=int))
-    with pytest.raises(InputError, match=r"fraction=0\.2 .* (all|none) of them came out as test records\. Add records"):
-        load(tmp_path / "own.npz")
+    with pytest.raises(
+        InputError,
+        match=r"a share of 0\.2 for test records .* (all|none) of them came out as test records\. Add records, or make",
+    ):
+        load(tmp_path / "own.npz", classes=2)
     with pytest.raises(InputError, match="came out as held-out records"):
         hold_out(examples(1), 0.5, 0)
 

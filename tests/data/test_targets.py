@@ -109,7 +109,7 @@ def test_a_parquet_file_without_a_number_for_each_record_is_refused(tmp_path):
     path = tmp_path / "own.parquet"
     for bad, said in [
         ([1.0, None] * 20, "record 2 has nothing in the column 'price', the target"),
-        (["dear", "cheap"] * 20, "holds no numbers"),
+        (["dear", "cheap"] * 20, "record 1 has 'dear' in the column 'price', the target, which must hold numbers"),
         ([date(2020, 1, 1)] * 40, "holds no numbers"),
         ([[1.0, 2.0]] * 40, "holds no numbers"),
         ([1.0, math.inf] * 20, "target 1 is inf"),

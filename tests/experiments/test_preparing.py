@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice._base.errors import InputError
+from sluice._base.errors import DataError, InputError
 from sluice.data import hold_out, load
 from sluice.experiments import preparing as preparation
 from sluice.experiments.preparing import prepare
@@ -126,3 +126,25 @@ def test_imdb_as_bags_of_words():
     assert torch.allclose(inputs.norm(dim=1), torch.ones(3))
     for columns, row in zip(lists.batch(range(3))[0], inputs, strict=True):
         assert columns[columns >= 0].tolist() == row.nonzero().flatten().tolist()
+
+
+def test_a_single_class_is_refused_with_what_to_do(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).integers(0, 9, (40, 3)), y=np.zeros(40, int))
+    for features in ("plain", "weighted-words:vocabulary=60,negation=0"):
+        chosen = {"dataset": str(tmp_path / "own.npz"), "features": features}
+        with pytest.raises(DataError, match=r"has only labels 0, which is one class.*--classes 2"):
+            prepare(settings_from(chosen), show_progress=False)
+        assert len(prepare(settings_from({**chosen, "classes": 2}), show_progress=False).classes) == 2
+
+
+def test_own_texts_have_the_names_of_their_classes(tmp_path):
+    words = np.random.default_rng(0).integers(0, 9, (40, 3))
+    np.savez(tmp_path / "own.npz", x=words, y=np.where(words[:, 0] > 4, "good", "bad"))
+    settings = settings_from(
+        {
+            "dataset": str(tmp_path / "own.npz"),
+            "features": "weighted-words:vocabulary=60,negation=0",
+            "class_names": "bad,good",
+        }
+    )
+    assert prepare(settings, show_progress=False).classes == ("bad", "good")

@@ -165,5 +165,9 @@ def test_options_are_typed_as_their_fields_are():
     assert isinstance(feature.end, float)
     with pytest.raises(InputError, match="vocabulary='many' is not allowed"):
         text_feature(Block(name="weighted-words", options={"vocabulary": "many"}))
+    for constant in ("version=2", "kind=x", "finishing=x"):
+        name = constant.partition("=")[0]
+        with pytest.raises(InputError, match=rf"has no option {name}: it has (?!.*(version|kind|finishing))"):
+            image_feature(blocks_of(f"patches:{constant}")[0])
     with pytest.raises(InputError, match=r"has no option colour: it has .*vocabulary"):
         text_feature(Block(name="weighted-words", options={"colour": True}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice._base import codec
 from sluice.data import DataSplits, Examples, TensorExamples
 from sluice.data.transforms import unscaled
 from sluice.experiments.attacks.split import drawn_records
@@ -24,19 +25,28 @@ class PoolSource:
 
     Attributes:
         features: what models see of them.
+        classes, class_names, target: how labels are read, as in the settings of a run.
         records: how many are drawn, by the seed; None for all.
     """
 
     dataset: str
     features: str = "plain"
     classes: int | None = None
+    class_names: str | None = field(default=None, metadata=codec.ADDED_IF_GIVEN)
+    target: str | None = field(default=None, metadata=codec.ADDED_IF_GIVEN)
     data_dir: Path | None = None
     records: int | None = None
     seed: int = 0
 
     def settings(self) -> TrainSettings:
         """Settings that name these data and features, and nothing else."""
-        return TrainSettings(dataset=self.dataset, features=self.features, classes=self.classes)
+        return TrainSettings(
+            dataset=self.dataset,
+            features=self.features,
+            classes=self.classes,
+            class_names=self.class_names,
+            target=self.target,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -105,7 +105,12 @@ def target_of_run(run: Path, *, data_dir: Path | None) -> Target:
     if settings.predicts_numbers:
         raise InputError(f"run={str(run)!r} is not allowed: it has loss={settings.loss!r}, and attacks are on classes.")
     source = PoolSource(
-        dataset=settings.dataset, features=settings.features, classes=settings.classes, data_dir=data_dir
+        dataset=settings.dataset,
+        features=settings.features,
+        classes=settings.classes,
+        class_names=settings.class_names,
+        target=settings.target,
+        data_dir=data_dir,
     )
     pool, model = load_pool(source), load_model(run)
     return Target(

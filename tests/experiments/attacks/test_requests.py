@@ -18,8 +18,11 @@ from sluice.experiments.attacks.cells import ModelCell, for_records
 from sluice.experiments.attacks.pool import PoolSource, load_pool
 from sluice.experiments.attacks.recipes import shadow_settings, target_settings
 from sluice.experiments.attacks.request import AttackRequest, attacked_targets
-from sluice.experiments.attacks.targets import half_target
+from sluice.experiments.attacks.targets import half_target, target_of_run
 from sluice.experiments.jobs import JobOptions, Lost
+from sluice.experiments.preparing import prepare
+from sluice.experiments.run import Training
+from sluice.experiments.settings import settings_from
 
 QUICK = {"releases": 2}
 
@@ -91,6 +94,28 @@ def test_targets_see_pixels_whatever_their_net(method, model):
     assert (target.model, target.features) == (model, "plain")
     asked = target_settings("fashion-mnist", method=method, epsilon=3.0, seed=0, changes={"features": "scattering"})
     assert asked.features == "scattering"
+
+
+def test_a_run_on_own_data_is_attacked_with_its_own_labels(tmp_path):
+    rows = [f"{3 * (i % 2) + i / 1000},{('no', 'yes')[i % 2]},{i}" for i in range(80)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,said,b", *rows]) + "\n")
+    settings = settings_from(
+        {
+            "dataset": str(tmp_path / "own.csv"),
+            "target": "said",
+            "class_names": "yes,no",
+            "method": "dpsgd",
+            "releases": 2,
+            "noise_multiplier": 2.0,
+            "seed": 1,
+            "batch_size": 20,
+        }
+    )
+    splits = prepare(settings, show_progress=False)
+    Training(settings=settings, splits=splits).start(tmp_path / "run")
+    target = target_of_run(tmp_path / "run", data_dir=None)
+    assert target.pool.classes == ("yes", "no")
+    np.testing.assert_array_equal(target.pool.labels[target.members], splits.train.labels)
 
 
 def test_only_public_data_sets_are_attacked_outside_a_run(tmp_path):
