@@ -45,6 +45,7 @@ class Rehearsal:
         report: called after each release with its number.
         ledger: audit the run's own training records instead of stand-ins: a second release, which spends the mechanism's
             epsilon once more and is counted in this file, each release before it is made.
+        begun: called when that ledger is on disk, before the first release.
     """
 
     settings: TrainSettings
@@ -54,6 +55,7 @@ class Rehearsal:
     claimed_epsilon: float | None = None
     report: Callable[[int], None] = lambda release: None
     ledger: Path | None = None
+    begun: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         validate.open_fraction(confidence=self.confidence)
@@ -75,6 +77,8 @@ class Rehearsal:
         """
         require_canaries(canaries)
         engine = self._engine(self._canaries(canaries, kind))
+        if self.ledger is not None:
+            self.begun()
         self._train(engine, self.report)
         found = engine.auditing.evidence(
             delta=self.settings.delta,

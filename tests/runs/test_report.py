@@ -118,6 +118,21 @@ def test_several_runs_are_compared_and_composed(make_run):
     assert len(set(page.ids)) == len(page.ids) == 3
 
 
+def test_an_audit_on_the_records_of_a_run_is_added_up(make_run, spend_again):
+    folders = [with_accuracy(make_run("a", target_epsilon=0.2), 0.6), with_accuracy(make_run("b"), 0.7)]
+    spend_again(folders[0])
+    write_certificate(folders[0])
+    text, holds = report_page([folder.path for folder in folders])
+    ledgers = [read_ledger(folder.ledger_path) for folder in folders]
+    audit = read_ledger(folders[0].audit_ledger_path)
+    both, joint = joint_spending([ledgers[0], audit]), joint_spending([*ledgers, audit])
+    said = " ".join(Page(text).texts)
+    assert f"If they used the same records: epsilon = {rounded_up(joint.epsilon)} together" in said
+    assert f"{rounded_up(both.epsilon)} (with the audit on its records)" in said
+    assert f"a: epsilon {rounded_up(both.epsilon)} of 0.2" in said
+    assert holds == (both.epsilon <= 0.2)
+
+
 def test_nothing_private_is_read(make_run):
     folder = with_accuracy(make_run(attempts=7331), 0.5)
     before = report_page([folder.path])
