@@ -41,6 +41,8 @@ def verify(runs: Runs, delta: Delta = None, as_json: JsonFlag = False) -> None:
             typer.echo(verification.run)
             for check in verification.checks:
                 typer.echo(f"  {'holds' if check.holds else 'FAILS':<6} {check.name:<18} {check.detail}")
+            for left in verification.not_checked:
+                typer.echo(f"  not checked: {left.name}: {left.why}")
         if joint is not None:
             typer.echo(_joint_line(joint, verifications))
         elif len(runs) > 1:
@@ -195,6 +197,7 @@ def _as_json(verification: Verification) -> dict[str, Any]:
         "holds": verification.holds,
         "checks": [asdict(check) for check in verification.checks],
         "releases": None if contents is None else contents.spent,
+        "not_checked": [asdict(left) for left in verification.not_checked],
         "audit_releases": None if verification.audit is None else verification.audit.spent,
         "spent": None if spent is None else asdict(spent),
     }

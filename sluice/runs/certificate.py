@@ -18,7 +18,7 @@ from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import delta_problem, records_of
 from sluice.runs.evaluations import read_evaluations
 from sluice.runs.folder import RunFolder
-from sluice.runs.ledger import LedgerContents, read_ledger
+from sluice.runs.ledger import LedgerContents, library_versions, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
 from sluice.runs.scores import score_titles
 from sluice.runs.spent_again import SpentAgain, spent_again
@@ -74,15 +74,16 @@ def build_certificate(folder: RunFolder) -> dict[str, Any]:
         Built from public values only. ``privacy.epsilon`` is a bound by a sound accountant or null, never a claim.
     """
     contents = read_ledger(folder.ledger_path)
-    return _certificate(folder, contents)
+    return certificate_of_run(folder, contents, spent=spending(contents))
 
 
-def _certificate(folder: RunFolder, contents: LedgerContents) -> dict[str, Any]:
+def certificate_of_run(folder: RunFolder, contents: LedgerContents, *, spent: PrivacySpent) -> dict[str, Any]:
+    """The certificate of the run whose ledger says this, and which costs this."""
     evaluations = read_evaluations(folder)
     return certificate_of(
         contents,
         configuration=folder.config_hash,
-        spent=spending(contents),
+        spent=spent,
         features=statements_about_features(folder, contents),
         scores=list(evaluations[-1].scores) if evaluations else [],
         again=spent_again(folder, contents),
@@ -161,6 +162,7 @@ def certificate_of(
             "configuration": configuration,
         },
         "versions": dict(header.versions),
+        "written_with": library_versions(),
     }
 
 
@@ -173,34 +175,21 @@ def unproved_warning(mechanism: Mechanism) -> str:
 
 
 def write_certificate(folder: RunFolder) -> dict[str, Any]:
-    """Write ``certificate.json`` with its pages and its plot into ``public/``; returns the certificate."""
-    from sluice.runs.epsilon_plot import epsilon_plot
-    from sluice.runs.pages import html_page, markdown_page
+    """Write ``certificate.json`` with its pages and plots into ``public/``; returns the certificate."""
+    from sluice.runs.derived import derived_files
 
     contents = read_ledger(folder.ledger_path)
-    certificate = _certificate(folder, contents)
-    plot = epsilon_plot(contents)
-    audit = audit_of(folder, contents)
+    certificate = certificate_of_run(folder, contents, spent=spending(contents))
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
-        "certificate.md": markdown_page(certificate, audit=audit).encode("utf-8"),
-        "certificate.html": html_page(certificate, plot=plot, audit=audit).encode("utf-8"),
-        "epsilon.svg": plot.encode("utf-8"),
-        "certificate.json": text.encode("ascii"),
+        **derived_files(folder, contents, certificate),
+        folder.certificate_path.name: text.encode("ascii"),
     }
     for name, content in outputs.items():
         write_atomically(folder.public / name, content, public=True)
     folder.hide_times()
     return certificate
-
-
-def audit_of(folder: RunFolder, contents: LedgerContents) -> dict[str, Any] | None:
-    """The audit of this very ledger, if there is one."""
-    if not folder.audit_path.exists():
-        return None
-    audit = parse_json(read_bytes(folder.audit_path), what=str(folder.audit_path))
-    return audit if isinstance(audit, dict) and audit.get("ledger_head") == contents.head else None
 
 
 def read_certificate(folder: RunFolder) -> dict[str, Any]:
@@ -235,6 +224,15 @@ def disagreements(certificate: Mapping[str, Any], recomputed: Mapping[str, Any])
         return
     for index, (found, expected) in enumerate(zip(claimed, listed, strict=True)):
         yield from _differences(found, expected, f"claimed[{index}]")
+
+
+def rewordings(certificate: Mapping[str, Any], recomputed: Mapping[str, Any]) -> Iterator[str]:
+    """Where a certificate that these very versions wrote explains its figures in other words than they do."""
+    if certificate.get("written_with") != recomputed["written_with"]:
+        return
+    for text in ("warnings", "features", "scores", "not_accounted", "must_not_be_published"):
+        if certificate.get(text) != recomputed[text]:
+            yield f"{text}: not in the words of the version that wrote it"
 
 
 def _differences(found: Any, expected: Any, place: str) -> Iterator[str]:

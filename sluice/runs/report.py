@@ -14,7 +14,8 @@ from typing import Any
 from sluice._base.html_page import document, figure, wide_table
 from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, Point
 from sluice._base.rounding import rounded_up
-from sluice.runs.certificate import audit_of, build_certificate
+from sluice.runs.certificate import build_certificate
+from sluice.runs.derived import audit_of
 from sluice.runs.epsilon_plot import epsilon_plot
 from sluice.runs.evaluations import Evaluation, main_score, over_epsilon, read_evaluations
 from sluice.runs.folder import RunFolder
@@ -158,7 +159,7 @@ def _comparison(runs: Sequence[_Reported]) -> str:
             escape(str(run.config.get("dataset", "-"))),
             escape(str(run.config.get("method", "-"))),
             *(escape(cell) for cell in (*_privacy_cells(run), _reached(run, only), _audit_cell(run))),
-            "all hold" if run.verification.holds else "<strong>FAIL</strong>",
+            _checks_cell(run) if run.verification.holds else "<strong>FAIL</strong>",
         )
         for run in runs
     ]
@@ -187,6 +188,11 @@ def _audit_cell(run: _Reported) -> str:
         return "not audited"
     result = run.audit["result"]
     return f"{'refuted' if result['refuted'] else 'not refuted'}, at least {float(result['lower_bound']):.2f}"
+
+
+def _checks_cell(run: _Reported) -> str:
+    left = ", ".join(escape(each.name) for each in run.verification.not_checked)
+    return f"all hold; not checked: {left}" if left else "all hold"
 
 
 def _scores_over_epsilon(runs: Sequence[_Reported]) -> list[str]:

@@ -7,24 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice._base.errors import DataError, InputError, SluiceError
-from sluice._base.files import sha256_of_file
 from sluice._base.rounding import rounded_up
-from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
+from sluice.runs.certificate import TOLERANCE, certificate_of_run, disagreements, read_certificate, rewordings
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
 from sluice.runs.spent_again import SpentAgain, spent_again
+from sluice.runs.verify_files import REMEDY, Check, NotChecked, logged_file_checks, not_checked, page_checks
 
 _TOGETHER = "epsilon with audit"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that holds or does not, in one line."""
-
-    name: str
-    holds: bool
-    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +27,7 @@ class Verification:
         spent: what the run costs, together with an audit on its records if there was one; None where a ledger cannot be
             read.
         audit: what the ledger of such an audit says; None where there was none or it cannot be read.
+        not_checked: files in ``public/`` that may say anything.
     """
 
     run: str
@@ -43,6 +35,7 @@ class Verification:
     contents: LedgerContents | None
     spent: PrivacySpent | None
     audit: LedgerContents | None = None
+    not_checked: tuple[NotChecked, ...] = ()
 
     @property
     def ledgers(self) -> tuple[LedgerContents, ...]:
@@ -60,7 +53,8 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
     Guarantee:
         Epsilon is recomputed from the ledger by a fresh accountant, and for an audit on the run's own records together with
         it from the ledger of that. If every check holds, configuration, released
-        files and certificate are those that the ledger speaks of. What it cannot notice is a forger who rewrites all
+        files, certificate and its pages are those that the ledger speaks of, but for the files that are listed as not
+        checked. What it cannot notice is a forger who rewrites all
         of them consistently; compare the ledger's head with a copy of it for that.
     """
     folder = RunFolder.look(path)
@@ -92,10 +86,18 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
             _joint_budget_check(again, spent),
         ]
     checks.append(_configuration_check(folder, contents))
-    checks.extend(_file_checks(folder, contents))
-    checks.append(_guarded("certificate", lambda: _certificate_check(folder, contents, own)))
-    audit = None if again is None else again.audit
-    return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=spent, audit=audit)
+    checks.extend(logged_file_checks(folder, contents))
+    certified = _guarded("certificate", lambda: _certificate_check(folder, contents, own))
+    checks += [certified, *(page_checks(folder, contents) if certified.holds else [])]
+    checked = {folder.certificate_path.name, *(check.name for check in checks)}
+    return Verification(
+        run=str(path),
+        checks=tuple(checks),
+        contents=contents,
+        spent=spent,
+        audit=None if again is None else again.audit,
+        not_checked=tuple(not_checked(folder, checked=checked)),
+    )
 
 
 def verify_together(
@@ -197,32 +199,14 @@ def _configuration_check(folder: RunFolder, contents: LedgerContents) -> Check:
     return Check(name="configuration", holds=False, detail="config.json is not the one that the ledger was begun with")
 
 
-def _file_checks(folder: RunFolder, contents: LedgerContents) -> list[Check]:
-    checks = []
-    for name, expected in sorted(contents.published.items()):
-        path = folder.public / name
-        if path.parent != folder.public or not path.is_file():
-            checks.append(Check(name=name, holds=False, detail="published according to the ledger, and missing"))
-        elif sha256_of_file(path) != expected:
-            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one in the ledger"))
-        else:
-            checks.append(Check(name=name, holds=True, detail=f"sha256 as in the ledger ({expected[:16]})"))
-    if folder.weights_path.name not in contents.published and folder.weights_path.exists():
-        detail = "present, but not in the ledger: nothing ties these weights to this ledger"
-        checks.append(Check(name=folder.weights_path.name, holds=False, detail=detail))
-    return checks
-
-
 def _certificate_check(folder: RunFolder, contents: LedgerContents, own: PrivacySpent) -> Check:
     if not folder.certificate_path.exists():
         finished = contents.spent == mechanism_of(contents.header).releases
         detail = "none yet" + ("; make it with: sluice certificate RUN" if finished else ": the run is not finished")
         return Check(name="certificate", holds=True, detail=detail)
-    again = spent_again(folder, contents)
-    recomputed = certificate_of(contents, configuration=folder.config_hash, spent=own, again=again)
-    problems = list(disagreements(read_certificate(folder), recomputed))
+    certificate, recomputed = read_certificate(folder), certificate_of_run(folder, contents, spent=own)
+    problems = [*disagreements(certificate, recomputed), *rewordings(certificate, recomputed)]
     if not problems:
         return Check(name="certificate", holds=True, detail="says what the ledger says")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    remedy = "; if nobody changed it, an earlier version wrote it: sluice certificate RUN writes it again"
-    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{remedy}")
+    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{REMEDY}")

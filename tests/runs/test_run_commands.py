@@ -44,6 +44,17 @@ def test_a_good_run_holds(make_run, run):
     assert report["runs"][0]["spent"]["epsilon"] == certified
 
 
+def test_what_is_not_checked_is_said(make_run, run):
+    folder = make_run()
+    write_certificate(folder)
+    (folder.public / "notes.txt").write_text("epsilon = 0.1")
+    code, out, _ = run("verify", folder.path)
+    assert code == 0
+    assert "not checked: notes.txt: neither ledger nor certificate" in out
+    found = json.loads(run("verify", folder.path, "--json")[1])["runs"][0]["not_checked"]
+    assert [each["name"] for each in found] == ["notes.txt"]
+
+
 def test_verifying_changes_nothing_and_works_on_a_published_copy(make_run, run):
     folder = make_run(made=3)
     folder.ledger_path.write_bytes(folder.ledger_path.read_bytes()[:-9])
