@@ -69,7 +69,7 @@ def rehearse(
     from sluice._base.progress import progress
     from sluice.audit.canaries import KINDS
     from sluice.experiments.preparing import prepare
-    from sluice.experiments.rehearsal import Rehearsal
+    from sluice.experiments.rehearsal import Rehearsal, planned_size
     from sluice.experiments.two_runs import two_runs as make_two_runs
 
     validate.one_of(KINDS, kind=kind)
@@ -81,7 +81,7 @@ def rehearse(
     if mechanism is None:
         from sluice.methods import planned_mechanism
 
-        mechanism = planned_mechanism(settings, dataset_size=len(splits.train))
+        mechanism = planned_mechanism(settings, dataset_size=planned_size(settings, splits))
     total = runs or (2 * two_runs if two_runs else mechanism.releases)
     try:
         with progress("rehearsing", total=total) as advance:
