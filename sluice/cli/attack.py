@@ -177,7 +177,7 @@ def _told(
         write_result(folder / f"{stem}.json", payload, public=public)
         write_plot(folder / f"{stem}.png", target, attacks, public=public)
     if as_json:
-        return payload
+        return {**payload, "private": not public}
     proved = "nothing is proved" if target.epsilon is None else f"epsilon {target.epsilon:.3g} is proved"
     print_table(
         COLUMNS,

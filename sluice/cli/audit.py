@@ -69,7 +69,7 @@ def rehearse(
     from sluice._base.progress import progress
     from sluice.audit.canaries import KINDS
     from sluice.experiments.preparing import prepare
-    from sluice.experiments.rehearsal import Rehearsal
+    from sluice.experiments.rehearsal import Rehearsal, planned_size
     from sluice.experiments.two_runs import two_runs as make_two_runs
 
     validate.one_of(KINDS, kind=kind)
@@ -81,7 +81,7 @@ def rehearse(
     if mechanism is None:
         from sluice.methods import planned_mechanism
 
-        mechanism = planned_mechanism(settings, dataset_size=len(splits.train))
+        mechanism = planned_mechanism(settings, dataset_size=planned_size(settings, splits))
     total = runs or (2 * two_runs if two_runs else mechanism.releases)
     try:
         with progress("rehearsing", total=total) as advance:
@@ -93,6 +93,7 @@ def rehearse(
                 claimed_epsilon=claimed_epsilon,
                 report=lambda done: advance(1),
                 ledger=ledger,
+                begun=lambda: _certify(run),
             )
             found: Evidence | Trials
             if two_runs is not None:
@@ -218,18 +219,29 @@ def _write(run: Path, found: Evidence | Trials) -> None:
         _certify_again(run)
 
 
-def _certify_again(run: Path) -> None:
-    """Write the pages of a run's certificate anew, and say what audits have spent on its records."""
-    from sluice.runs.certificate import spent_on_audit, write_certificate
+def _certify(run: Path | None) -> None:
+    """Write the certificate of a run anew, where it has one."""
+    from sluice.runs.certificate import write_certificate
     from sluice.runs.folder import RunFolder
-    from sluice.runs.ledger import read_ledger
 
+    if run is None:
+        return
     folder = RunFolder.look(run)
     if folder.certificate_path.exists():
         write_certificate(folder)
-    spent = spent_on_audit(folder, read_ledger(folder.ledger_path))
-    if spent is not None:
-        typer.echo(f"sluice: {spent}", err=True)
+
+
+def _certify_again(run: Path) -> None:
+    """Write the certificate of a run anew, and say what an audit has spent on its records."""
+    from sluice.runs.folder import RunFolder
+    from sluice.runs.ledger import read_ledger
+    from sluice.runs.spent_again import spent_again
+
+    _certify(run)
+    folder = RunFolder.look(run)
+    again = spent_again(folder, read_ledger(folder.ledger_path))
+    if again is not None:
+        typer.echo(f"sluice: {again.sentence}", err=True)
 
 
 def _arrays(file: Path) -> dict[str, Any]:

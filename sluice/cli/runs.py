@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,8 +43,10 @@ def verify(runs: Runs, delta: Delta = None, as_json: JsonFlag = False) -> None:
             typer.echo(verification.run)
             for check in verification.checks:
                 typer.echo(f"  {'holds' if check.holds else 'FAILS':<6} {check.name:<18} {check.detail}")
+            for left in verification.not_checked:
+                typer.echo(f"  not checked: {left.name}: {left.why}")
         if joint is not None:
-            typer.echo(_joint_line(joint, len(runs)))
+            typer.echo(_joint_line(joint, verifications))
         elif len(runs) > 1:
             typer.echo("no joint epsilon: not every ledger can be read")
     if not holds:
@@ -194,13 +197,18 @@ def _as_json(verification: Verification) -> dict[str, Any]:
         "holds": verification.holds,
         "checks": [asdict(check) for check in verification.checks],
         "releases": None if contents is None else contents.spent,
+        "not_checked": [asdict(left) for left in verification.not_checked],
+        "audit_releases": None if verification.audit is None else verification.audit.spent,
         "spent": None if spent is None else asdict(spent),
     }
 
 
-def _joint_line(joint: PrivacySpent, count: int) -> str:
+def _joint_line(joint: PrivacySpent, verifications: Sequence[Verification]) -> str:
+    all_runs = f"all {len(verifications)} runs"
+    if any(each.audit is not None for each in verifications):
+        all_runs += ", with the audits on their records,"
     if joint.epsilon is None:
-        return f"all {count} runs together: no epsilon is proved, because it is not for one of them"
+        return f"{all_runs} together: no epsilon is proved, because it is not for one of them"
     from sluice._base.rounding import rounded_up
 
-    return f"all {count} runs together: epsilon {rounded_up(joint.epsilon)} at delta {joint.delta:g}, if on the same records"
+    return f"{all_runs} together: epsilon {rounded_up(joint.epsilon)} at delta {joint.delta:g}, if on the same records"

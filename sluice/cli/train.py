@@ -133,12 +133,14 @@ def _quiet_unless_first(workers: Workers) -> Iterator[None]:
 
 def _train(overrides: dict[str, Any], operation: _Operation, workers: Workers) -> None:
     from sluice.cli.train_output import Screen, print_plan, print_result, result_as_json
+    from sluice.runs.folder import RunFolder
 
     screen = Screen(show_private=operation.show_private, quiet=operation.as_json or not workers.is_first)
     run = workers.from_first(lambda: _chosen_run(overrides, operation))
     path, result = run.path, run.recorded.result
     if result is not None:
         if workers.is_first:
+            RunFolder.look(path).close_private()
             screen.say(f"{path} is finished: nothing is left to do.")
     else:
         defaults = _defaults(overrides, operation.config) if run.is_new else frozenset()

@@ -19,8 +19,8 @@ from sluice.experiments.run import Progress, Training, TrainResult
 from sluice.mechanism.base import Mechanism
 from sluice.methods import method_of
 from sluice.models import activation_of
+from sluice.runs.derived import PLOT
 from sluice.runs.evaluations import Evaluation
-from sluice.runs.public_files import PLOT
 from sluice.runs.scores import by_name, score_text, score_title, scores_text
 from sluice.runs.trace import TraceRow
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sluice._base.errors import DataError, InputError
+from sluice._base.files import sha256_of_file
 from sluice.data import Examples, ranked, unlabelled
 from sluice.data.files import Kind
 from sluice.data.targets import Targets
@@ -26,6 +27,7 @@ from sluice.experiments.run import FEATURES
 from sluice.experiments.settings import TrainSettings, settings_of
 from sluice.features import RowFeatures
 from sluice.runs.folder import RunFolder
+from sluice.runs.ledger import read_ledger
 from sluice.runs.public_files import is_published
 
 _ROWS_AT_ONCE = 1024
@@ -140,10 +142,10 @@ def load_model(run: str | Path) -> PublishedModel:
     module.eval()
     features = None
     if settings.has_rows:
-        features = RowFeatures.from_tensors(*_read(folder.public / FEATURES))
+        features = RowFeatures.from_tensors(*_read(_as_logged(folder, FEATURES)))
     mean = None
     if settings.mean_noise is not None:
-        mean = _read(folder.public / MEAN)[0]["mean"]
+        mean = _read(_as_logged(folder, MEAN))[0]["mean"]
     return PublishedModel(
         settings=settings,
         classes=classes,
@@ -153,6 +155,14 @@ def load_model(run: str | Path) -> PublishedModel:
         mean=mean,
         function_words=model.get("function_words", {}),
     )
+
+
+def _as_logged(folder: RunFolder, name: str) -> Path:
+    """A file in ``public/``, whose bytes must be those that the ledger has a hash of, where it has one."""
+    path, logged = folder.public / name, read_ledger(folder.ledger_path).published.get(name)
+    if logged is not None and sha256_of_file(path) != logged:
+        raise DataError(f"{path} is not the file that the ledger has a hash of: restore it from a copy.")
+    return path
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

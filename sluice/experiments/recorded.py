@@ -18,11 +18,9 @@ from sluice.runs.evaluations import read_evaluations
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import read_ledger
 from sluice.runs.privacy_spent import mechanism_of, spending
-from sluice.runs.public_files import is_published
+from sluice.runs.public_files import CLASSES, is_published
 
 HELD_OUT = "held-out.json"
-CLASSES = "classes.json"
-"""Accuracy by class, in ``public/``."""
 
 
 @dataclass(frozen=True, kw_only=True)

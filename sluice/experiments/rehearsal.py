@@ -22,6 +22,7 @@ from sluice.audit.evidence import Evidence
 from sluice.audit.guesses import require_canaries
 from sluice.audit.trials import Trials
 from sluice.data import DataSplits, Examples
+from sluice.experiments.records import Records
 from sluice.experiments.settings import TrainSettings
 from sluice.experiments.update_rule import make_optimizer
 from sluice.mechanism.base import Mechanism
@@ -38,13 +39,15 @@ class Rehearsal:
     """What is rehearsed.
 
     Attributes:
-        splits: the data of the run. Of the training records only number and shape are used: test records stand in for them.
+        splits: the data of the run. Of the records that it trains on, without those that it holds out, only number and
+            shape are used: test records stand in for them.
         mechanism: that of the run.
         confidence: of the bounds.
         claimed_epsilon: what is put to the test; None takes what the mechanism's own accountant says.
         report: called after each release with its number.
         ledger: audit the run's own training records instead of stand-ins: a second release, which spends the mechanism's
             epsilon once more and is counted in this file, each release before it is made.
+        begun: called when that ledger is on disk, before the first release.
     """
 
     settings: TrainSettings
@@ -54,6 +57,7 @@ class Rehearsal:
     claimed_epsilon: float | None = None
     report: Callable[[int], None] = lambda release: None
     ledger: Path | None = None
+    begun: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         validate.open_fraction(confidence=self.confidence)
@@ -70,11 +74,13 @@ class Rehearsal:
         """One run with many canaries.
 
         Guarantee:
-            No training record is read, unless there is a ledger that says so. Noise, sampling and coins come from the
+            No training record is trained on, unless there is a ledger that says so. Noise, sampling and coins come from the
             operating system, whatever the run's seed.
         """
         require_canaries(canaries)
         engine = self._engine(self._canaries(canaries, kind))
+        if self.ledger is not None:
+            self.begun()
         self._train(engine, self.report)
         found = engine.auditing.evidence(
             delta=self.settings.delta,
@@ -135,15 +141,15 @@ class Rehearsal:
 
     def _engine(self, canaries: Canaries) -> PrivacyEngine:
         settings, splits = self.settings, self.splits
-        own = len(splits.train)
-        stand_ins = max(1, own - canaries.expected)
-        records: Any = StandIns(splits.test, stand_ins) if self.ledger is None else splits.train
-        count = (stand_ins if self.ledger is None else own) + canaries.expected
+        own = Records.of(splits, settings).train
+        records: Any = own
+        if self.ledger is None:
+            records = StandIns(splits.test, max(1, len(own) - canaries.expected))
         model = create_model(settings.model, splits.test.input_shape, len(splits.classes), settings.activation)
         optimizer, scheduler = make_optimizer(settings, model)
         engine = PrivacyEngine(accountant=settings.accountant)
         engine.make_private_by(
-            _for_records(self.mechanism, count, planned=own),
+            _for_records(self.mechanism, len(records) + canaries.expected, planned=planned_size(settings, splits)),
             module=model,
             optimizer=optimizer,
             data_loader=records,
@@ -163,6 +169,11 @@ class Rehearsal:
                 report(release)
         except GaveUpError:
             pass  # what was released so far is audited
+
+
+def planned_size(settings: TrainSettings, splits: DataSplits) -> int:
+    """For how many records a run is planned: those that it trains on, and half of its canaries."""
+    return len(Records.of(splits, settings).train) + (settings.canaries or 0) // 2
 
 
 class StandIns(Dataset[Any]):
@@ -191,4 +202,4 @@ def _for_records(mechanism: Mechanism, records: int, *, planned: int) -> Mechani
     return scaled
 
 
-__all__ = ["Rehearsal", "StandIns"]
+__all__ = ["Rehearsal", "StandIns", "planned_size"]

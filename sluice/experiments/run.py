@@ -298,7 +298,7 @@ class Training:
 
     def _run(self, folder: RunFolder, ledger: Ledger) -> TrainResult:
         keeper = self.engine.keep_in(folder.checkpoints, every=self._checkpoint_every, config_hash=folder.config_hash)
-        publication = PublicFiles(folder, delta=self.settings.delta)
+        publication = PublicFiles(folder)
         publication.keep_up_to(self.engine.released)
         judge = Judge(
             settings=self.settings,

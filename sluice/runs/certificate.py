@@ -14,14 +14,14 @@ from typing import Any
 
 from sluice._base.errors import DataError
 from sluice._base.files import parse_json, read_bytes, write_atomically
-from sluice._base.rounding import rounded_up
 from sluice.mechanism.base import Mechanism
 from sluice.mechanism.delta import delta_problem, records_of
 from sluice.runs.evaluations import read_evaluations
 from sluice.runs.folder import RunFolder
-from sluice.runs.ledger import LedgerContents, read_ledger
-from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
+from sluice.runs.ledger import LedgerContents, library_versions, read_ledger
+from sluice.runs.privacy_spent import PrivacySpent, mechanism_of, spending
 from sluice.runs.scores import score_titles
+from sluice.runs.spent_again import SpentAgain, spent_again
 
 FORMAT = 1
 
@@ -74,17 +74,19 @@ def build_certificate(folder: RunFolder) -> dict[str, Any]:
         Built from public values only. ``privacy.epsilon`` is a bound by a sound accountant or null, never a claim.
     """
     contents = read_ledger(folder.ledger_path)
-    return _certificate(folder, contents)
+    return certificate_of_run(folder, contents, spent=spending(contents))
 
 
-def _certificate(folder: RunFolder, contents: LedgerContents) -> dict[str, Any]:
+def certificate_of_run(folder: RunFolder, contents: LedgerContents, *, spent: PrivacySpent) -> dict[str, Any]:
+    """The certificate of the run whose ledger says this, and which costs this."""
     evaluations = read_evaluations(folder)
     return certificate_of(
         contents,
         configuration=folder.config_hash,
-        spent=spending(contents),
+        spent=spent,
         features=statements_about_features(folder, contents),
         scores=list(evaluations[-1].scores) if evaluations else [],
+        again=spent_again(folder, contents),
     )
 
 
@@ -106,18 +108,21 @@ def certificate_of(
     spent: PrivacySpent,
     features: Sequence[str] = (),
     scores: Sequence[str] = (),
+    again: SpentAgain | None = None,
 ) -> dict[str, Any]:
     """What the ledger says, and what the run has published beside.
 
     Args:
         features: sentences about what the model sees.
         scores: the names of what is known of the model on test records.
+        again: the audit on the run's own records, if there was one.
     """
     header, mechanism = contents.header, mechanism_of(contents.header)
     proved = spent.epsilon is not None
     warnings = [SEEDED_WARNING] * (header.noise == "seeded") + ([] if proved else [unproved_warning(mechanism)])
     failure = delta_problem(header.delta, records=records_of(mechanism)) if proved else None
     warnings += [failure] if failure else []
+    warnings += [again.sentence] if again else []
     return {
         "format": FORMAT,
         "status": "claimed only" if not proved else "experiment only" if header.noise == "seeded" else "guarantee",
@@ -139,6 +144,7 @@ def certificate_of(
             "accountant": header.accountant,
             "theorem": mechanism.theorem(header.accountant) if proved else None,
         },
+        "spent_again": again.as_json() if again else None,
         "claimed": [
             {"label": claim.label, "reading": claim.reading, "value": _json_number(claim.value)}
             for claim in spent.claims
@@ -156,6 +162,7 @@ def certificate_of(
             "configuration": configuration,
         },
         "versions": dict(header.versions),
+        "written_with": library_versions(),
     }
 
 
@@ -168,47 +175,21 @@ def unproved_warning(mechanism: Mechanism) -> str:
 
 
 def write_certificate(folder: RunFolder) -> dict[str, Any]:
-    """Write ``certificate.json`` with its pages and its plot into ``public/``; returns the certificate."""
-    from sluice.runs.epsilon_plot import epsilon_plot
-    from sluice.runs.pages import html_page, markdown_page
+    """Write ``certificate.json`` with its pages and plots into ``public/``; returns the certificate."""
+    from sluice.runs.derived import derived_files
 
     contents = read_ledger(folder.ledger_path)
-    certificate = _certificate(folder, contents)
-    plot = epsilon_plot(contents)
-    audit = audit_of(folder, contents)
-    spent_again = spent_on_audit(folder, contents)
+    certificate = certificate_of_run(folder, contents, spent=spending(contents))
     text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
     # The JSON comes last: where it is in place and names the ledger's head, all the others are.
     outputs = {
-        "certificate.md": markdown_page(certificate, audit=audit, spent_again=spent_again).encode("utf-8"),
-        "certificate.html": html_page(certificate, plot=plot, audit=audit, spent_again=spent_again).encode("utf-8"),
-        "epsilon.svg": plot.encode("utf-8"),
-        "certificate.json": text.encode("ascii"),
+        **derived_files(folder, contents, certificate),
+        folder.certificate_path.name: text.encode("ascii"),
     }
     for name, content in outputs.items():
         write_atomically(folder.public / name, content, public=True)
     folder.hide_times()
     return certificate
-
-
-def audit_of(folder: RunFolder, contents: LedgerContents) -> dict[str, Any] | None:
-    """The audit of this very ledger, if there is one."""
-    if not folder.audit_path.exists():
-        return None
-    audit = parse_json(read_bytes(folder.audit_path), what=str(folder.audit_path))
-    return audit if isinstance(audit, dict) and audit.get("ledger_head") == contents.head else None
-
-
-def spent_on_audit(folder: RunFolder, contents: LedgerContents) -> str | None:
-    """What an audit on the run's own records has spent beside the run; None where there was none."""
-    path = folder.audit_ledger_path
-    if not path.exists():
-        return None
-    both = joint_spending([contents, read_ledger(path)], delta=contents.header.delta)
-    together = "nothing is proved for both together"
-    if both.epsilon is not None:
-        together = f"both together have epsilon = {rounded_up(both.epsilon)} at delta = {both.delta:g}"
-    return f"The records of this run were used a second time, for an audit ({path.name}): {together}."
 
 
 def read_certificate(folder: RunFolder) -> dict[str, Any]:
@@ -230,7 +211,10 @@ def disagreements(certificate: Mapping[str, Any], recomputed: Mapping[str, Any])
 
     A certified epsilon above the recomputed one holds (accountants get tighter); one below it does not.
     """
-    facts = ("status", "released", "privacy", "sampling", "noise_source", "mechanism", "verification", "versions")
+    facts = (
+        *("status", "released", "privacy", "spent_again", "sampling", "noise_source", "mechanism"),
+        *("verification", "versions"),
+    )
     for fact in facts:
         yield from _differences(certificate.get(fact), recomputed[fact], fact)
     claimed = certificate.get("claimed")
@@ -240,6 +224,15 @@ def disagreements(certificate: Mapping[str, Any], recomputed: Mapping[str, Any])
         return
     for index, (found, expected) in enumerate(zip(claimed, listed, strict=True)):
         yield from _differences(found, expected, f"claimed[{index}]")
+
+
+def rewordings(certificate: Mapping[str, Any], recomputed: Mapping[str, Any]) -> Iterator[str]:
+    """Where a certificate that these very versions wrote explains its figures in other words than they do."""
+    if certificate.get("written_with") != recomputed["written_with"]:
+        return
+    for text in ("warnings", "features", "scores", "not_accounted", "must_not_be_published"):
+        if certificate.get(text) != recomputed[text]:
+            yield f"{text}: not in the words of the version that wrote it"
 
 
 def _differences(found: Any, expected: Any, place: str) -> Iterator[str]:
@@ -252,7 +245,7 @@ def _differences(found: Any, expected: Any, place: str) -> Iterator[str]:
                 yield f"{place}.{key}: {'missing' if key in expected else 'unknown'}"
             else:
                 yield from _differences(found[key], expected[key], f"{place}.{key}")
-    elif place == "privacy.epsilon" and _is_number(found) and _is_number(expected):
+    elif place in ("privacy.epsilon", "spent_again.epsilon") and _is_number(found) and _is_number(expected):
         if expected > found * (1 + TOLERANCE):
             yield f"{place}: it says {found} and the ledger gives {expected}"
     elif place.startswith("claimed") and _is_number(found) and _is_number(expected):

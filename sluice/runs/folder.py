@@ -7,6 +7,7 @@ training losses, timings, checkpoints) therefore lives in ``private/``, which on
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -88,7 +89,7 @@ class RunFolder(Closing):
         looked = cls.look(path)
         with explained("open", looked.private):
             looked.private.mkdir(mode=0o700, exist_ok=True)
-            looked.private.chmod(0o700)
+        looked.close_private()
         looked._lock = ProcessLock(looked.private / "lock")
         try:
             _remove_leftovers(looked)
@@ -179,12 +180,18 @@ class RunFolder(Closing):
         return read_bytes(self.fingerprint_path).decode("ascii", "replace").strip() == fingerprint
 
     def check_data(self, fingerprint: str) -> None:
-        """Remember the training data by its fingerprint the first time, and refuse other data from then on.
+        """Remember the training data by its fingerprint before the ledger is begun, and refuse other data from then on.
 
         Guarantee:
             The fingerprint is written to ``private/`` only and is not part of any message.
         """
         if not self.fingerprint_path.exists():
+            if self.ledger_path.exists():
+                raise DataError(
+                    f"{self.fingerprint_path} is missing though the run had begun, so nobody can tell whether the training "
+                    "data is what it began with: restore it from a copy, or start a new run (its cost adds to this one's: "
+                    "sluice verify RUN1 RUN2)."
+                )
             write_atomically(self.fingerprint_path, f"{fingerprint}\n".encode("ascii"), public=False)
         elif not self.began_with(fingerprint):
             raise DataError(
@@ -192,6 +199,12 @@ class RunFolder(Closing):
                 "order, or start a new run (its cost adds to this one's: sluice verify RUN1 RUN2). Earlier versions of "
                 "Sluice chose other records to hold out or to test on: resume a run of theirs with the version that began it."
             )
+
+    def close_private(self) -> None:
+        """Let nobody but its owner enter ``private/``, which somebody may have opened up since."""
+        with explained("protect", self.private):
+            if self.private.is_dir() and stat.S_IMODE(self.private.stat().st_mode) != 0o700:
+                self.private.chmod(0o700)
 
     def hide_times(self) -> None:
         """Give ``public/`` and all in it one constant time, though reading, or an earlier version, set another."""

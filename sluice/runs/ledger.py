@@ -6,8 +6,10 @@ Lines hold public values only: no times, no attempts, no batch sizes. Nor does t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Self
 from sluice._base import validate
 from sluice._base.closing import Closing
 from sluice._base.errors import DataError, InputError
-from sluice._base.files import explained, hide_time, read_bytes, write_atomically
+from sluice._base.files import PUBLIC_TIME, explained, flush, hide_time, read_bytes, write_atomically
 from sluice._base.locks import close_in_children
 from sluice.runs.ledger_entries import (
     GENESIS,
@@ -32,6 +34,9 @@ from sluice.runs.ledger_entries import (
 )
 
 __all__ = ["Ledger", "LedgerContents", "LedgerHeader", "library_versions", "read_ledger"]
+
+#: What file systems without hard links answer.
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def read_ledger(path: Path) -> LedgerContents:
@@ -66,15 +71,18 @@ class Ledger(Closing):
 
     @classmethod
     def create(cls, path: Path, *, header: LedgerHeader) -> Self:
-        """Begin a ledger; the header is on disk when this returns. An existing file is refused."""
+        """Begin a ledger; the header is on disk when this returns. An existing file is refused.
+
+        Guarantee:
+            Of processes that begin a ledger of one name at the same time, one succeeds.
+        """
         path = Path(path)
-        if path.exists():
+        line, _ = encode_line(header, previous=GENESIS)
+        parse_ledger(line, where="the new header")
+        if path.exists() or not _write_new(path, line):
             raise InputError(
                 f"path={str(path)!r} is not allowed: it exists. Open it to resume, or choose another path."
             )
-        line, _ = encode_line(header, previous=GENESIS)
-        parse_ledger(line, where="the new header")
-        write_atomically(path, line, public=True)
         return cls.open(path)
 
     @classmethod
@@ -193,6 +201,46 @@ class Ledger(Closing):
             hide_time(descriptor)
             os.fsync(descriptor)
         self.close()
+
+
+def _write_new(path: Path, content: bytes) -> bool:
+    """Put a file in place as a whole, and wait for the disk; False if the name is taken, were it a moment ago."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    with explained("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.parent.stat().st_mtime == PUBLIC_TIME
+        try:
+            write_atomically(draft, content, public=True)
+            return _renamed(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+            if hidden:
+                hide_time(path.parent)
+            flush(path.parent)
+
+
+def _renamed(draft: Path, path: Path) -> bool:
+    """Whether a file could be given a name that nothing had; the first name may remain beside it."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not _claimed(path):
+            return False
+        draft.replace(path)
+    return True
+
+
+def _claimed(path: Path) -> bool:
+    """Take a name by an empty file, where there are no links. A kill leaves it empty, which says that nothing was released."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _repair(path: Path, contents: LedgerContents) -> str:

@@ -30,10 +30,14 @@ TITLE = "Privacy certificate"
 
 def headline(certificate: Mapping[str, Any]) -> str:
     """The one sentence to remember."""
-    privacy = certificate["privacy"]
+    privacy, again = certificate["privacy"], certificate.get("spent_again")
     if privacy["epsilon"] is None:
         return "Nothing is proved about the privacy of this run."
-    sentence = f"Differentially private with epsilon = {rounded_up(privacy['epsilon'])} at delta = {privacy['delta']:g}"
+    if again and again["epsilon"] is None:
+        return "Nothing is proved about the privacy of this run and the audit on its records together."
+    epsilon = (again or privacy)["epsilon"]
+    sentence = f"Differentially private with epsilon = {rounded_up(epsilon)} at delta = {privacy['delta']:g}"
+    sentence += ", the audit on its records included" if again else ""
     if certificate["noise_source"] == "seeded":
         return f"{sentence}, if the noise were secret. It is not: this run was seeded."
     return f"{sentence}."
@@ -59,12 +63,10 @@ def sections(certificate: Mapping[str, Any], audit: Mapping[str, Any] | None = N
     ]
 
 
-def markdown_page(
-    certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None, spent_again: str | None = None
-) -> str:
+def markdown_page(certificate: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> str:
     """The page in Markdown, with the plot as ``epsilon.svg`` beside it."""
     parts = [f"# {TITLE}", f"**{_markdown(headline(certificate))}**"]
-    parts += [f"> **{_markdown(warning)}**" for warning in _warnings(certificate, spent_again)]
+    parts += [f"> **{_markdown(warning)}**" for warning in certificate["warnings"]]
     for section in sections(certificate, audit):
         parts.append(f"## {section.title}")
         parts += [_markdown(paragraph) for paragraph in section.paragraphs]
@@ -78,16 +80,10 @@ def markdown_page(
     return "\n\n".join(parts) + "\n"
 
 
-def html_page(
-    certificate: Mapping[str, Any],
-    *,
-    plot: str,
-    audit: Mapping[str, Any] | None = None,
-    spent_again: str | None = None,
-) -> str:
+def html_page(certificate: Mapping[str, Any], *, plot: str, audit: Mapping[str, Any] | None = None) -> str:
     """The page in HTML, the SVG plot inside. It loads nothing from anywhere and runs no script."""
     top = f'<h1>{TITLE}</h1>\n<p class="headline">{escape(headline(certificate))}</p>'
-    return document(TITLE, f"{top}\n{html_sections(certificate, plot=plot, audit=audit, spent_again=spent_again)}")
+    return document(TITLE, f"{top}\n{html_sections(certificate, plot=plot, audit=audit)}")
 
 
 def html_sections(
@@ -95,19 +91,14 @@ def html_sections(
     *,
     plot: str,
     audit: Mapping[str, Any] | None = None,
-    spent_again: str | None = None,
     level: int = 2,
 ) -> str:
     """Warnings and sections of the page, under headings of this level."""
-    body = [f'<p class="warning">{escape(warning)}</p>' for warning in _warnings(certificate, spent_again)]
+    body = [f'<p class="warning">{escape(warning)}</p>' for warning in certificate["warnings"]]
     for section in sections(certificate, audit):
         plots = {"Epsilon over released updates": plot} if section.plot else {}
         body.append(html_section(section, plots=plots, level=level))
     return "\n".join(body)
-
-
-def _warnings(certificate: Mapping[str, Any], spent_again: str | None) -> list[str]:
-    return [*certificate["warnings"], *([spent_again] if spent_again else [])]
 
 
 def html_section(section: Section, *, plots: Mapping[str, str], level: int = 2) -> str:
@@ -176,8 +167,10 @@ def _released(certificate: Mapping[str, Any]) -> Section:
 def _guarantee(certificate: Mapping[str, Any]) -> Section:
     privacy = certificate["privacy"]
     epsilon, planned = privacy["epsilon"], certificate["released"]["planned_updates"]
+    again = certificate.get("spent_again")
     rows: list[Row] = [
-        ("Epsilon", "none" if epsilon is None else rounded_up(epsilon)),
+        ("Epsilon", _epsilon(epsilon)),
+        *([("Epsilon with the audit on the same records", _epsilon(again["epsilon"]))] if again else []),
         ("Delta", f"{privacy['delta']:g}"),
         ("It covers", f"all {planned:,} planned updates, whether or not the run stopped before the last"),
         ("Budget", "none was set" if privacy["budget"] is None else f"epsilon = {rounded_up(privacy['budget'])}"),
@@ -188,6 +181,10 @@ def _guarantee(certificate: Mapping[str, Any]) -> Section:
     ]
     proved = epsilon is not None
     return Section(title="The guarantee" if proved else "No guarantee", rows=tuple(rows), plot=proved)
+
+
+def _epsilon(value: float | str | None) -> str:
+    return "none" if value is None else rounded_up(value)
 
 
 def _claims(certificate: Mapping[str, Any]) -> list[Section]:

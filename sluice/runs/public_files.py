@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 
-from sluice._base.files import sha256_hex, sha256_of_file, write_atomically
+from sluice._base.files import read_bytes, sha256_hex, sha256_of_file, write_atomically
 from sluice.runs.certificate import certified_head, write_certificate
-from sluice.runs.evaluations import Evaluation, main_score, over_epsilon, read_evaluations
+from sluice.runs.evaluations import Evaluation, read_evaluations
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import Ledger, read_ledger
-from sluice.runs.scores import score_svg
 
-PLOT = "accuracy.svg"
-"""Named after the score of most runs, like ``accuracy.jsonl``; its axis names the score of this one."""
+CLASSES = "classes.json"
+"""Accuracy by class, in ``public/``."""
 
 
 class PublicFiles:
@@ -22,9 +21,8 @@ class PublicFiles:
         What is written depends on the released weights, on the ledger and on test records, and on nothing else.
     """
 
-    def __init__(self, folder: RunFolder, *, delta: float) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._delta = delta
         self._evaluations = {each.release: each for each in read_evaluations(folder)}
 
     def keep_up_to(self, release: int) -> None:
@@ -41,16 +39,14 @@ class PublicFiles:
         write_atomically(self._folder.accuracy_path, "".join(lines).encode("ascii"), public=True)
 
     def publish_model(self, weights: bytes, ledger: Ledger) -> None:
-        """The weights, encoded as safetensors."""
+        """The weights, encoded as safetensors, and before them the hashes of what is said of them on test records."""
+        for path in (self._folder.accuracy_path, self._folder.public / CLASSES):
+            if path.exists():
+                publish(self._folder, path.name, read_bytes(path), ledger)
         publish(self._folder, self._folder.weights_path.name, weights, ledger)
 
     def publish_certificate(self) -> None:
-        """The certificate, and the main score over epsilon as a plot where there is something to draw."""
-        found = list(self._evaluations.values())
-        score, points = main_score(found), over_epsilon(found)
-        if score is not None and points:
-            svg = score_svg(points, score=score, delta=self._delta)
-            write_atomically(self._folder.public / PLOT, svg.encode("utf-8"), public=True)
+        """The certificate, with its pages and plots."""
         write_certificate(self._folder)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from sluice._base.html_page import document, figure, wide_table
 from sluice._base.line_plot import BLUE, GREEN, GREY, RED, Line, Point
 from sluice._base.rounding import rounded_up
-from sluice.runs.certificate import audit_of, build_certificate, spent_on_audit
+from sluice.runs.certificate import build_certificate
+from sluice.runs.derived import audit_of
 from sluice.runs.epsilon_plot import epsilon_plot
 from sluice.runs.evaluations import Evaluation, main_score, over_epsilon, read_evaluations
 from sluice.runs.folder import RunFolder
@@ -43,7 +44,7 @@ _DASHES = ("solid", "dashed", "dotted")
 
 @dataclass(frozen=True, kw_only=True)
 class _Reported:
-    """What the page says of one run; ``contents`` and ``certificate`` are None where its ledger cannot be read."""
+    """What the page says of one run; ``contents`` and ``certificate`` are None where a ledger of it cannot be read."""
 
     name: str
     config: Mapping[str, Any]
@@ -51,7 +52,6 @@ class _Reported:
     contents: LedgerContents | None
     certificate: Mapping[str, Any] | None
     audit: Mapping[str, Any] | None
-    spent_again: str | None
     evaluations: Sequence[Evaluation]
 
     @property
@@ -102,7 +102,6 @@ def _read(path: Path, name: str, verification: Verification) -> _Reported:
         contents=contents,
         certificate=None if contents is None else build_certificate(folder),
         audit=None if contents is None else audit_of(folder, contents),
-        spent_again=None if contents is None else spent_on_audit(folder, contents),
         evaluations=read_evaluations(folder),
     )
 
@@ -124,8 +123,9 @@ def _summary(runs: Sequence[_Reported], joint: PrivacySpent | None) -> str:
         return f"{len(runs)} runs. They have no joint epsilon: not every ledger can be read."
     if joint.epsilon is None:
         return f"{len(runs)} runs. They have no joint epsilon: for at least one of them nothing is proved."
+    audits = " with the audits on their records" if any(run.verification.audit for run in runs) else ""
     return (
-        f"{len(runs)} runs. If they used the same records: epsilon = {rounded_up(joint.epsilon)} together, at delta = "
+        f"{len(runs)} runs{audits}. If they used the same records: epsilon = {rounded_up(joint.epsilon)} together, at delta = "
         f"{joint.delta:g}."
     )
 
@@ -159,7 +159,7 @@ def _comparison(runs: Sequence[_Reported]) -> str:
             escape(str(run.config.get("dataset", "-"))),
             escape(str(run.config.get("method", "-"))),
             *(escape(cell) for cell in (*_privacy_cells(run), _reached(run, only), _audit_cell(run))),
-            "all hold" if run.verification.holds else "<strong>FAIL</strong>",
+            _checks_cell(run) if run.verification.holds else "<strong>FAIL</strong>",
         )
         for run in runs
     ]
@@ -172,7 +172,8 @@ def _privacy_cells(run: _Reported) -> tuple[str, str, str]:
         return "unreadable", "-", "-"
     epsilon = "none proved" if spent.epsilon is None else rounded_up(spent.epsilon)
     seeded = " (seeded: experiment only)" if contents.header.noise == "seeded" else ""
-    return epsilon + seeded, f"{spent.delta:g}", f"{contents.spent:,} of {contents.header.planned_releases:,}"
+    audited = " (with the audit on its records)" if run.verification.audit else ""
+    return epsilon + audited + seeded, f"{spent.delta:g}", f"{contents.spent:,} of {contents.header.planned_releases:,}"
 
 
 def _reached(run: _Reported, only: str | None = None) -> str:
@@ -187,6 +188,11 @@ def _audit_cell(run: _Reported) -> str:
         return "not audited"
     result = run.audit["result"]
     return f"{'refuted' if result['refuted'] else 'not refuted'}, at least {float(result['lower_bound']):.2f}"
+
+
+def _checks_cell(run: _Reported) -> str:
+    left = ", ".join(escape(each.name) for each in run.verification.not_checked)
+    return f"all hold; not checked: {left}" if left else "all hold"
 
 
 def _scores_over_epsilon(runs: Sequence[_Reported]) -> list[str]:
@@ -225,7 +231,7 @@ def _line(run: _Reported, points: Sequence[Point], number: int, *, named: bool) 
 def _budget(run: _Reported) -> str:
     spent, contents = run.verification.spent, run.contents
     if spent is None or contents is None:
-        return f"<p>{escape(run.name)}: the ledger cannot be read.</p>"
+        return f"<p>{escape(run.name)}: a ledger cannot be read.</p>"
     budget, epsilon = contents.header.target_epsilon, spent.epsilon
     if epsilon is None:
         return f"<p>{escape(run.name)}: no epsilon is proved.</p>"
@@ -241,11 +247,9 @@ def _budget(run: _Reported) -> str:
 
 def _article(run: _Reported) -> str:
     if run.certificate is None or run.contents is None:
-        content = "<p>Nothing can be said of this run: its ledger cannot be read.</p>"
+        content = "<p>Nothing can be said of this run: a ledger of it cannot be read.</p>"
     else:
         said = f'<p class="headline">{escape(headline(run.certificate))}</p>'
         plot = epsilon_plot(run.contents)
-        content = said + html_sections(
-            run.certificate, plot=plot, audit=run.audit, spent_again=run.spent_again, level=3
-        )
+        content = said + html_sections(run.certificate, plot=plot, audit=run.audit, level=3)
     return f'<article id="{run.anchor}">\n<h2>{escape(run.name)}</h2>\n{content}\n</article>'

@@ -7,31 +7,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice._base.errors import DataError, InputError, SluiceError
-from sluice._base.files import sha256_of_file
 from sluice._base.rounding import rounded_up
-from sluice.runs.certificate import TOLERANCE, certificate_of, disagreements, read_certificate
+from sluice.runs.certificate import TOLERANCE, certificate_of_run, disagreements, read_certificate, rewordings
 from sluice.runs.folder import RunFolder
 from sluice.runs.ledger import LedgerContents, read_ledger
 from sluice.runs.privacy_spent import PrivacySpent, joint_spending, mechanism_of, spending
+from sluice.runs.spent_again import SpentAgain, spent_again
+from sluice.runs.verify_files import REMEDY, Check, NotChecked, logged_file_checks, not_checked, page_checks
 
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that holds or does not, in one line."""
-
-    name: str
-    holds: bool
-    detail: str
+_TOGETHER = "epsilon with audit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All checks of one run, and what it costs; ``spent`` is None where the ledger cannot be read."""
+    """All checks of one run, and what it costs.
+
+    Attributes:
+        contents: what the ledger says; None where it cannot be read.
+        spent: what the run costs, together with an audit on its records if there was one; None where a ledger cannot be
+            read.
+        audit: what the ledger of such an audit says; None where there was none or it cannot be read.
+        not_checked: files in ``public/`` that may say anything.
+    """
 
     run: str
     checks: tuple[Check, ...]
     contents: LedgerContents | None
     spent: PrivacySpent | None
+    audit: LedgerContents | None = None
+    not_checked: tuple[NotChecked, ...] = ()
+
+    @property
+    def ledgers(self) -> tuple[LedgerContents, ...]:
+        """All that was released of the run's records, as far as it can be read."""
+        return tuple(each for each in (self.contents, self.audit) if each is not None)
 
     @property
     def holds(self) -> bool:
@@ -42,8 +51,10 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
     """Check one run, reading only ``public/`` and changing nothing.
 
     Guarantee:
-        Epsilon is recomputed from the ledger by a fresh accountant. If every check holds, configuration, released
-        files and certificate are those that the ledger speaks of. What it cannot notice is a forger who rewrites all
+        Epsilon is recomputed from the ledger by a fresh accountant, and for an audit on the run's own records together with
+        it from the ledger of that. If every check holds, configuration, released
+        files, certificate and its pages are those that the ledger speaks of, but for the files that are listed as not
+        checked. What it cannot notice is a forger who rewrites all
         of them consistently; compare the ledger's head with a copy of it for that.
     """
     folder = RunFolder.look(path)
@@ -62,24 +73,48 @@ def verify_run(path: Path, *, delta: float | None = None) -> Verification:
         checks.append(Check(name="epsilon", holds=False, detail=str(error)))
         return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=None)
     checks.append(_budget_check(contents, own, spent))
+    again: SpentAgain | None = None
+    try:
+        again = _spent_again(folder, contents)
+    except DataError as error:
+        spent = None
+        checks.append(Check(name=folder.audit_ledger_path.name, holds=False, detail=str(error)))
+    if again is not None:
+        spent = again.at(delta)
+        checks += [
+            Check(name=again.file, holds=True, detail=_ledger_summary(again.audit)),
+            _joint_budget_check(again, spent),
+        ]
     checks.append(_configuration_check(folder, contents))
-    checks.extend(_file_checks(folder, contents))
-    checks.append(_guarded("certificate", lambda: _certificate_check(folder, contents, own)))
-    return Verification(run=str(path), checks=tuple(checks), contents=contents, spent=spent)
+    checks.extend(logged_file_checks(folder, contents))
+    certified = _guarded("certificate", lambda: _certificate_check(folder, contents, own))
+    checks += [certified, *(page_checks(folder, contents) if certified.holds else [])]
+    checked = {folder.certificate_path.name, *(check.name for check in checks)}
+    return Verification(
+        run=str(path),
+        checks=tuple(checks),
+        contents=contents,
+        spent=spent,
+        audit=None if again is None else again.audit,
+        not_checked=tuple(not_checked(folder, checked=checked)),
+    )
 
 
 def verify_together(
     paths: Sequence[Path], *, delta: float | None = None
 ) -> tuple[list[Verification], PrivacySpent | None]:
-    """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run."""
+    """Check each run, and what all of them together cost: None if one of them cannot be read, or for one run.
+
+    An audit on the records of a run is counted with it.
+    """
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
         raise InputError("RUN is not allowed twice: each run is counted once for each time that it was made.")
     verifications = [verify_run(path, delta=delta) for path in paths]
-    readable = [each.contents for each in verifications if each.contents is not None and each.spent is not None]
-    if len(paths) < 2 or len(readable) < len(paths):
+    if len(paths) < 2 or any(each.spent is None for each in verifications):
         return verifications, None
-    return verifications, joint_spending(readable, delta=delta)
+    ledgers = [ledger for each in verifications for ledger in each.ledgers]
+    return verifications, joint_spending(ledgers, delta=delta)
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
@@ -100,6 +135,24 @@ def _ledger_summary(contents: LedgerContents) -> str:
     return summary
 
 
+def _spent_again(folder: RunFolder, contents: LedgerContents) -> SpentAgain | None:
+    """`spent_again`, which must be there if the certificate speaks of it."""
+    again = spent_again(folder, contents)
+    if again is None and _certifies_an_audit(folder):
+        raise DataError(
+            f"{folder.audit_ledger_path} is missing, and the certificate speaks of it: what the audit spent is unknown. "
+            "Restore it from a copy."
+        )
+    return again
+
+
+def _certifies_an_audit(folder: RunFolder) -> bool:
+    try:
+        return read_certificate(folder).get("spent_again") is not None
+    except DataError:  # none yet, or damaged, of which another check tells
+        return False
+
+
 def _budget_check(contents: LedgerContents, own: PrivacySpent, spent: PrivacySpent) -> Check:
     header = contents.header
     if spent.epsilon is None or own.epsilon is None:
@@ -113,10 +166,25 @@ def _budget_check(contents: LedgerContents, own: PrivacySpent, spent: PrivacySpe
         detail += "; seeded noise: for experiments only"
     if header.target_epsilon is None:
         return Check(name="epsilon", holds=True, detail=detail)
-    holds = own.epsilon <= header.target_epsilon * (1 + TOLERANCE)
-    relation = "within" if holds else "ABOVE"
-    budget = f"{relation} the budget of {header.target_epsilon:g} at delta {header.delta:g}"
-    return Check(name="epsilon", holds=holds, detail=f"{detail}; {budget}")
+    holds, relation = _compared(own.epsilon, header.target_epsilon, header.delta)
+    return Check(name="epsilon", holds=holds, detail=f"{detail}; {relation}")
+
+
+def _joint_budget_check(again: SpentAgain, spent: PrivacySpent) -> Check:
+    """What run and audit cost together, held to the budget of the run's records."""
+    header, both = again.run.header, again.together.epsilon
+    if spent.epsilon is None or both is None:
+        return Check(name=_TOGETHER, holds=True, detail="none is proved for the run and the audit on its records")
+    detail = f"{rounded_up(spent.epsilon)} at delta {spent.delta:g} for the run and the audit on its records together"
+    if header.target_epsilon is None:
+        return Check(name=_TOGETHER, holds=True, detail=detail)
+    holds, relation = _compared(both, header.target_epsilon, header.delta)
+    return Check(name=_TOGETHER, holds=holds, detail=f"{detail}; {relation}")
+
+
+def _compared(epsilon: float, budget: float, delta: float) -> tuple[bool, str]:
+    holds = epsilon <= budget * (1 + TOLERANCE)
+    return holds, f"{'within' if holds else 'ABOVE'} the budget of {budget:g} at delta {delta:g}"
 
 
 def _covered(contents: LedgerContents) -> int:
@@ -131,31 +199,14 @@ def _configuration_check(folder: RunFolder, contents: LedgerContents) -> Check:
     return Check(name="configuration", holds=False, detail="config.json is not the one that the ledger was begun with")
 
 
-def _file_checks(folder: RunFolder, contents: LedgerContents) -> list[Check]:
-    checks = []
-    for name, expected in sorted(contents.published.items()):
-        path = folder.public / name
-        if path.parent != folder.public or not path.is_file():
-            checks.append(Check(name=name, holds=False, detail="published according to the ledger, and missing"))
-        elif sha256_of_file(path) != expected:
-            checks.append(Check(name=name, holds=False, detail="its sha256 is not the one in the ledger"))
-        else:
-            checks.append(Check(name=name, holds=True, detail=f"sha256 as in the ledger ({expected[:16]})"))
-    if folder.weights_path.name not in contents.published and folder.weights_path.exists():
-        detail = "present, but not in the ledger: nothing ties these weights to this ledger"
-        checks.append(Check(name=folder.weights_path.name, holds=False, detail=detail))
-    return checks
-
-
 def _certificate_check(folder: RunFolder, contents: LedgerContents, own: PrivacySpent) -> Check:
     if not folder.certificate_path.exists():
         finished = contents.spent == mechanism_of(contents.header).releases
         detail = "none yet" + ("; make it with: sluice certificate RUN" if finished else ": the run is not finished")
         return Check(name="certificate", holds=True, detail=detail)
-    recomputed = certificate_of(contents, configuration=folder.config_hash, spent=own)
-    problems = list(disagreements(read_certificate(folder), recomputed))
+    certificate, recomputed = read_certificate(folder), certificate_of_run(folder, contents, spent=own)
+    problems = [*disagreements(certificate, recomputed), *rewordings(certificate, recomputed)]
     if not problems:
         return Check(name="certificate", holds=True, detail="says what the ledger says")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    again = "; if nobody changed it, an earlier version wrote it: sluice certificate RUN writes it again"
-    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{again}")
+    return Check(name="certificate", holds=False, detail=f"{problems[0]}{more}{REMEDY}")

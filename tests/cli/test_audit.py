@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import jsonschema
 import numpy as np
@@ -113,7 +116,39 @@ def test_an_audit_on_the_records_of_a_run_is_charged_and_made_once(audited):
     assert invoke(f"audit rehearse --run {audited} --two-runs 100").exit_code == 0
     assert "used a second time, for an audit" in (audited / "public" / "certificate.md").read_text()
     assert "two runs" in (audited / "public" / "audit.html").read_text()
-    assert invoke(f"verify {audited}").exit_code == 0
+    verified = invoke(f"verify {audited}")
+    assert verified.exit_code == 1  # twice the budget of 8
+    failing = [line for line in verified.output.splitlines() if line.strip().startswith("FAILS")]
+    assert len(failing) == 1
+    assert f"epsilon with audit {together:g} at delta 1e-05" in failing[0]
+    assert "ABOVE the budget of 8" in failing[0]
+
+
+KILL_AT_THE_FIRST_RELEASE = """
+import os, signal, sys
+from sluice.cli import main
+from sluice.runs.ledger import Ledger
+
+append = Ledger.append_release
+def kill(self, number):
+    append(self, number)
+    os.kill(os.getpid(), signal.SIGKILL)
+Ledger.append_release = kill
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_audit_on_the_records_of_a_run_is_on_its_certificate_and_charged(tmp_path):
+    run = tmp_path / "killed"
+    assert invoke(f"{TRAIN} {run}").exit_code == 0
+    arguments = f"audit rehearse --run {run} --canaries 64 --spend".split()
+    killed = subprocess.run([sys.executable, "-c", KILL_AT_THE_FIRST_RELEASE, *arguments], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    certificate = json.loads((run / "public" / "certificate.json").read_bytes())
+    assert certificate["privacy"]["epsilon"] <= 8 < certificate["spent_again"]["epsilon"]
+    for page in ("certificate.md", "certificate.html"):
+        assert "used a second time, for an audit" in (run / "public" / page).read_text()
+    assert "ABOVE the budget of 8" in invoke(f"verify {run}").output
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,6 @@ SEEDED = [*UNSEEDED, "--seed", "3"]
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # Drawing would be most of the time.
-    monkeypatch.setattr(publication, "score_svg", lambda points, *, score, delta: f"<svg>{points}</svg>")
-    monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: f"<svg>{contents.head}</svg>")
 
 
 def sluice(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from sluice.cli import main, reproduce_cells
-from sluice.runs import public_files as publication
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -68,9 +67,6 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    # Drawing would be most of the time.
-    monkeypatch.setattr(publication, "score_svg", lambda points, *, score, delta: "<svg/>")
-    monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: "<svg/>")
 
 
 def accuracy(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,6 +142,20 @@ def test_a_finished_run_says_so_and_nothing_changes(capsys):
     assert "finished" in err
     assert json.loads(out) == json.loads(first)
     assert contents(Path("runs/mine")) == before
+
+
+def test_the_private_folder_of_a_finished_run_is_closed_again(capsys):
+    run([*QUICK, "--run", "mine"], capsys)
+    Path("runs/mine/private").chmod(0o755)
+    assert run(["train", "--resume", "mine"], capsys)[0] == 0
+    assert Path("runs/mine/private").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_published_copy_of_a_finished_run_is_not_given_a_private_folder(capsys):
+    run([*QUICK, "--run", "mine"], capsys)
+    shutil.rmtree("runs/mine/private")
+    assert run(["train", "--resume", "mine"], capsys)[0] == 0
+    assert not Path("runs/mine/private").exists()
 
 
 def test_ctrl_c_prints_how_to_go_on_and_resuming_gives_the_same(capsys, monkeypatch):

@@ -161,7 +161,7 @@ def kill_at_random(server: Server, folder: Path, *, kills: int, seeded: bool, wh
             check_same(run, whole, torn=False)
         else:
             published = read_ledger(run / "public" / "ledger.jsonl").published
-            assert list(published) == ["features.json", "model.safetensors"]
+            assert list(published) == ["features.json", "accuracy.jsonl", "classes.json", "model.safetensors"]
     raise AssertionError(f"only {done} processes were killed in time")
 
 

@@ -114,3 +114,17 @@ def test_what_is_not_whole_is_refused(tmp_path):
     weights.write_bytes(bytes(content))
     with pytest.raises(DataError, match="not those of its ledger"):
         load_model(path)
+
+
+@pytest.mark.parametrize("name", ["features.safetensors", "mean.safetensors"])
+def test_features_and_mean_of_another_run_are_refused(images, tmp_path, name):
+    path, _ = trained(tmp_path / "run", dataset=str(images), method="dpsgd", features=GREY, mean_noise=5.0)
+    file = path / "public" / name
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # still a file of tensors
+    file.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=f"{name} is not the file that the ledger has a hash of"):
+        load_model(path)
+    file.unlink()
+    with pytest.raises(DataError, match=name):
+        load_model(path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from sluice._base.errors import InputError
-from sluice.experiments.rehearsal import Rehearsal, StandIns
+from sluice.data import hold_out
+from sluice.experiments.rehearsal import Rehearsal, StandIns, planned_size
 from sluice.experiments.settings import settings_from
 from sluice.methods import planned_mechanism
+from sluice.training.engine import PrivacyEngine
 
 
 @pytest.fixture
@@ -62,6 +65,35 @@ def test_what_cannot_be_rehearsed_is_refused(rehearsal):
         rehearsal.once(canaries=3)
     with pytest.raises(InputError, match="made from test records"):
         rehearsal.once(canaries=5000, kind="mislabelled")
+
+
+@pytest.mark.parametrize("spends", [True, False])
+def test_records_that_a_run_holds_out_are_no_part_of_its_rehearsal(digits, tmp_path, monkeypatch, spends):
+    settings = settings_from({"method": "dpsgd", "releases": 2, "batch_size": 64, "hold_out": 0.25})
+    own = hold_out(digits.train, 0.25, 0)[0]
+    assert planned_size(settings, digits) == len(own) < len(digits.train)
+    mechanism = planned_mechanism(settings, dataset_size=len(own))
+    seen: dict[str, Any] = {}
+
+    def make_private_by(engine: PrivacyEngine, mechanism: Any, *, data_loader: Any, **given: Any) -> Any:
+        seen.update(mechanism=mechanism, records=data_loader)
+        return original(engine, mechanism, data_loader=data_loader, **given)
+
+    original = PrivacyEngine.make_private_by
+    monkeypatch.setattr(PrivacyEngine, "make_private_by", make_private_by)
+    ledger = tmp_path / "ledger.jsonl" if spends else None
+    Rehearsal(settings=settings, splits=digits, mechanism=mechanism, ledger=ledger).once(canaries=64)
+    count = len(seen["records"]) + 32
+    assert count == len(own) + 32 * spends
+    # What sums are divided by: the batch that these records fill on average.
+    assert seen["mechanism"].expected_batch_size == pytest.approx(mechanism.sample_rate * count)
+    if spends:
+        torch.testing.assert_close(seen["records"].inputs, own.inputs)
+
+
+def test_the_canaries_of_a_run_are_counted_in_what_its_rehearsal_divides_by(digits):
+    settings = settings_from({"method": "dpsgd", "canaries": 64})
+    assert planned_size(settings, digits) == len(digits.train) + 32
 
 
 def test_stand_ins_repeat(digits):

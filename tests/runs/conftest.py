@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,24 @@ from sluice.mechanism.gates import ClippingBiasGate
 from sluice.mechanism.scaling import GlobalScaling
 from sluice.mechanism.selective_release import SelectiveRelease
 from sluice.runs.folder import RunFolder
-from sluice.runs.ledger import Ledger, LedgerHeader
+from sluice.runs.ledger import Ledger, LedgerHeader, read_ledger
 from sluice.runs.trace import TraceFile, TraceRow
 
 MakeRun = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def spend_again() -> Callable[[RunFolder], Path]:
+    """Write the ledger of an audit on the run's own records, as a rehearsal leaves it; its path."""
+
+    def spend(folder: RunFolder) -> Path:
+        header = read_ledger(folder.ledger_path).header
+        with Ledger.create(folder.audit_ledger_path, header=replace(header, configuration=None)) as ledger:
+            for number in range(1, header.planned_releases + 1):
+                ledger.append_release(number)
+        return folder.audit_ledger_path
+
+    return spend
 
 
 @pytest.fixture

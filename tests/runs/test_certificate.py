@@ -99,6 +99,36 @@ def test_composition_of_runs_is_that_of_their_events(make_run):
     assert joint.epsilon > max(spending(first).epsilon, spending(second).epsilon)
 
 
+@pytest.mark.parametrize("kind", ["secure", "hidden", "no noise"])
+def test_an_audit_on_the_records_is_on_certificate_and_pages(make_run, spend_again, kind):
+    folder = make_run(**KINDS[kind])
+    spend_again(folder)
+    certificate = write_certificate(folder)
+    jsonschema.validate(json.loads(folder.certificate_path.read_bytes()), schema("certificate"))
+    both = joint_spending([read_ledger(folder.ledger_path), read_ledger(folder.audit_ledger_path)]).epsilon
+    assert certificate["spent_again"]["ledger_head"] == read_ledger(folder.audit_ledger_path).head
+    assert certificate["spent_again"]["epsilon"] == {"secure": both, "hidden": None, "no noise": "inf"}[kind]
+    for page in ("certificate.md", "certificate.html"):
+        assert "used a second time, for an audit" in (folder.public / page).read_text()
+    if kind == "secure":
+        assert f"epsilon = {rounded_up(both)} at delta = 1e-05, the audit on its records" in headline(certificate)
+        assert certificate["privacy"]["epsilon"] < both
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("epsilon", 0.01), ("epsilon", None), ("ledger_head", "0" * 64), ("counted_updates", 3)]
+)
+def test_a_certificate_that_says_something_else_of_the_audit_is_noticed(make_run, spend_again, key, value):
+    folder = make_run()
+    spend_again(folder)
+    recomputed = build_certificate(folder)
+    changed = json.loads(json.dumps(recomputed))
+    changed["spent_again"][key] = value
+    assert [problem.split(":")[0] for problem in disagreements(changed, recomputed)] == [f"spent_again.{key}"]
+    del changed["spent_again"]
+    assert [problem.split(":")[0] for problem in disagreements(changed, recomputed)] == ["spent_again"]
+
+
 def test_an_unproved_run_has_claims_and_no_epsilon_anywhere(make_run):
     folder = make_run(hidden=True)
     certificate = write_certificate(folder)

@@ -190,6 +190,19 @@ def test_data_in_batches_is_hashed_by_value():
     assert fingerprint(examples(0)) == fingerprint(examples(0)) != fingerprint(examples(1))
 
 
+def test_a_run_that_has_lost_the_fingerprint_of_its_data_takes_no_data(tmp_path):
+    with RunFolder.create(tmp_path / "run", config=CONFIG) as folder:
+        folder.check_data(fingerprint(Plain(RECORDS)))
+        folder.fingerprint_path.unlink()
+        folder.check_data(fingerprint(Plain(RECORDS)))  # nothing was released: it may begin
+        folder.ledger_path.touch()
+        folder.check_data(fingerprint(Plain(RECORDS)))
+        folder.fingerprint_path.unlink()
+        with pytest.raises(DataError, match=r"data\.sha256 is missing though the run had begun.*restore it"):
+            folder.check_data(fingerprint(Plain(RECORDS[1:])))
+        assert not folder.fingerprint_path.exists()
+
+
 def test_changed_data_is_refused_and_the_fingerprint_stays_private(tmp_path):
     with RunFolder.create(tmp_path / "run", config=CONFIG) as folder:
         folder.check_data(fingerprint(Plain(RECORDS)))

@@ -80,7 +80,7 @@ def test_creation_flushes_file_and_folder_before_it_returns(path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     Ledger.create(path, header=header()).close()
-    assert flushed == [False, True]
+    assert flushed == [False, True, True]  # the file and its first name, then the name that counts
 
 
 def test_power_loss_at_any_byte_never_loses_a_release(tmp_path, monkeypatch):
@@ -370,6 +370,85 @@ def test_an_existing_ledger_is_not_overwritten(path):
     with pytest.raises(InputError, match="it exists"):
         Ledger.create(path, header=header())
     assert read_ledger(path).spent == 1
+
+
+BEGIN = """
+import os, sys
+from pathlib import Path
+from sluice._base.errors import InputError
+from sluice.runs.ledger import Ledger, LedgerHeader
+
+def refuse(*paths):
+    raise PermissionError(1, "Operation not permitted")
+
+def flush_when_told(descriptor):
+    os.fsync = flush
+    print("flushing", flush=True)
+    sys.stdin.readline()
+    flush(descriptor)
+
+if sys.argv[2] == "no-links":
+    os.link = refuse
+flush, os.fsync = os.fsync, flush_when_told
+try:
+    with Ledger.create(Path(sys.argv[1]), header=LedgerHeader(mechanism={"releases": 1}, delta=1e-5)) as ledger:
+        ledger.append_release(1)
+    print("began", flush=True)
+except InputError as error:
+    assert "it exists" in str(error), error
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_disk_that_fails_when_a_ledger_is_begun_leaves_no_other_file(path, monkeypatch, call):
+    calls: list[int] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(DataError, match="No space left on device: free some space"):
+        Ledger.create(path, header=header())
+    assert set(path.parent.iterdir()) <= {path}
+
+
+@pytest.mark.parametrize("links", ["links", "no-links"])
+def test_of_processes_at_once_one_begins_a_ledger(path, links):
+    """Each has seen that there is none, and has written its header, before any goes on."""
+    command = [sys.executable, "-c", BEGIN, str(path), links]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [process.stdout.readline() for process in processes] == ["flushing\n"] * 4
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert sorted(process.communicate()[0] for process in processes) == ["began\n", *["refused\n"] * 3]
+    assert read_ledger(path).spent == 1
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_system_without_links_takes_the_name_first(path, monkeypatch):
+    def refuse(*paths: Path) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "link", refuse)
+    make_ledger(path, 2)
+    assert read_ledger(path).spent == 2
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failing_link_is_explained_and_leaves_nothing(path, monkeypatch):
+    def fail(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(DataError, match="No space left on device: free some space"):
+        Ledger.create(path, header=header())
+    assert list(path.parent.iterdir()) == []
 
 
 def test_resuming_with_fresh_noise_pays_again(path):

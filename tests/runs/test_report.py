@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
 
 def with_accuracy(folder, *accuracies):
-    files = PublicFiles(folder, delta=1e-5)
+    files = PublicFiles(folder)
     for number, accuracy in enumerate(accuracies, start=1):
         files.add(Evaluation(release=number, epsilon_if_planned_to_stop_here=0.1 * number, test_accuracy=accuracy))
     write_certificate(folder)
@@ -72,7 +72,7 @@ def test_one_run_is_reported_with_its_certificate(make_run):
 
 def test_scores_of_numbers_are_drawn_under_their_own_names_apart_from_accuracy(make_run):
     folders = [with_accuracy(make_run("classes"), 0.5, 0.875), make_run("numbers")]
-    files = PublicFiles(folders[1], delta=1e-5)
+    files = PublicFiles(folders[1])
     for number, error in enumerate((9.0, 4.0), start=1):
         scores = {"mean_squared_error": error, "r_squared": 1 - error / 10}
         files.add(Evaluation(release=number, epsilon_if_planned_to_stop_here=0.1 * number, test_scores=scores))
@@ -83,7 +83,7 @@ def test_scores_of_numbers_are_drawn_under_their_own_names_apart_from_accuracy(m
     assert "accuracy 87.50 %" in said
     assert "mean squared error 4, R squared 0.6" in said
     alone = report_page([folders[1].path])[0]
-    assert "ccuracy" not in alone
+    assert "ccuracy" not in alone.replace("accuracy.jsonl", "")
     plot = (folders[1].public / "accuracy.svg").read_text()
     assert "test mean squared error<" in plot
     assert "accuracy" not in plot
@@ -116,6 +116,21 @@ def test_several_runs_are_compared_and_composed(make_run):
     assert f"epsilon = {rounded_up(joint.epsilon)} together" in " ".join(page.texts)
     assert {"a/x", "b/x"} <= set(page.texts)  # told apart
     assert len(set(page.ids)) == len(page.ids) == 3
+
+
+def test_an_audit_on_the_records_of_a_run_is_added_up(make_run, spend_again):
+    folders = [with_accuracy(make_run("a", target_epsilon=0.2), 0.6), with_accuracy(make_run("b"), 0.7)]
+    spend_again(folders[0])
+    write_certificate(folders[0])
+    text, holds = report_page([folder.path for folder in folders])
+    ledgers = [read_ledger(folder.ledger_path) for folder in folders]
+    audit = read_ledger(folders[0].audit_ledger_path)
+    both, joint = joint_spending([ledgers[0], audit]), joint_spending([*ledgers, audit])
+    said = " ".join(Page(text).texts)
+    assert f"If they used the same records: epsilon = {rounded_up(joint.epsilon)} together" in said
+    assert f"{rounded_up(both.epsilon)} (with the audit on its records)" in said
+    assert f"a: epsilon {rounded_up(both.epsilon)} of 0.2" in said
+    assert holds == (both.epsilon <= 0.2)
 
 
 def test_nothing_private_is_read(make_run):

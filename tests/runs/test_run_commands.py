@@ -7,9 +7,11 @@ import stat
 
 import pytest
 
+from sluice._base.rounding import rounded_up
 from sluice.cli import main
 from sluice.runs.certificate import write_certificate
-from sluice.runs.ledger import Ledger
+from sluice.runs.ledger import Ledger, read_ledger
+from sluice.runs.privacy_spent import joint_spending, spending
 
 
 @pytest.fixture
@@ -40,6 +42,17 @@ def test_a_good_run_holds(make_run, run):
     assert (code, report["holds"], report["joint"]) == (0, True, None)
     certified = json.loads(folder.certificate_path.read_bytes())["privacy"]["epsilon"]
     assert report["runs"][0]["spent"]["epsilon"] == certified
+
+
+def test_what_is_not_checked_is_said(make_run, run):
+    folder = make_run()
+    write_certificate(folder)
+    (folder.public / "notes.txt").write_text("epsilon = 0.1")
+    code, out, _ = run("verify", folder.path)
+    assert code == 0
+    assert "not checked: notes.txt: neither ledger nor certificate" in out
+    found = json.loads(run("verify", folder.path, "--json")[1])["runs"][0]["not_checked"]
+    assert [each["name"] for each in found] == ["notes.txt"]
 
 
 def test_verifying_changes_nothing_and_works_on_a_published_copy(make_run, run):
@@ -108,6 +121,78 @@ def test_a_budget_that_is_exceeded_fails(make_run, run):
     code, out, _ = run("verify", folder.path)
     assert (code, failing(out)) == (1, ["epsilon"])
     assert "ABOVE the budget of 0.01" in out
+
+
+def test_an_audit_on_the_records_of_a_run_counts_with_it(make_run, run, spend_again):
+    folder, other = make_run("audited", target_epsilon=0.3), make_run("other")
+    write_certificate(folder)
+    alone = json.loads(run("verify", folder.path, "--json")[1])["runs"][0]
+    two_alone = json.loads(run("verify", folder.path, other.path, "--json")[1])["joint"]["epsilon"]
+    spend_again(folder)
+    code, out, _ = run("verify", folder.path)
+    assert (code, failing(out)) == (1, ["certificate"])  # which was written before, and says nothing of it
+    written = write_certificate(folder)
+    code, out, _ = run("verify", folder.path)
+    assert (code, failing(out)) == (0, [])
+    found = json.loads(run("verify", folder.path, "--json")[1])["runs"][0]
+    expected = joint_spending([read_ledger(folder.ledger_path), read_ledger(folder.audit_ledger_path)]).epsilon
+    assert alone["spent"]["epsilon"] < found["spent"]["epsilon"] == expected == written["spent_again"]["epsilon"]
+    assert (alone["audit_releases"], found["audit_releases"]) == (None, 8)
+    assert f"{rounded_up(expected)} at delta 1e-05 for the run and the audit on its records together; within" in out
+    code, out, _ = run("verify", folder.path, other.path, "--json")
+    joint = json.loads(out)["joint"]["epsilon"]
+    assert max(two_alone, expected) < joint <= expected + spending(read_ledger(other.ledger_path)).epsilon
+    assert "with the audits on their records, together: epsilon" in run("verify", folder.path, other.path)[1]
+    other_delta = json.loads(run("verify", folder.path, "--delta", "1e-7", "--json")[1])["runs"][0]["spent"]
+    assert (other_delta["delta"], other_delta["epsilon"] > expected) == (1e-7, True)
+
+
+def test_run_and_audit_together_are_held_to_the_budget(make_run, run, spend_again):
+    alone = spending(read_ledger(make_run("plain").ledger_path)).epsilon
+    folder = make_run(target_epsilon=1.01 * alone)
+    spend_again(folder)
+    write_certificate(folder)
+    code, out, _ = run("verify", folder.path)
+    assert (code, failing(out)) == (1, ["epsilon"])
+    assert "  holds  epsilon  " in out
+    assert "  FAILS  epsilon with audit" in out
+    assert "ABOVE the budget" in out
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::2])),
+        lambda path: path.write_bytes(path.read_bytes() + b"garbage\n"),
+        lambda path: edit(path, b'"noise_multiplier":2.0', b'"noise_multiplier":9.0'),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+    ],
+)
+def test_a_damaged_audit_ledger_is_found_and_nothing_is_added_up(make_run, run, spend_again, tmp_path, tamper):
+    folder, other = make_run("audited"), make_run("other")
+    path = spend_again(folder)
+    write_certificate(folder)
+    tamper(path)
+    code, out, err = run("verify", folder.path, other.path)
+    assert (code, err) == (1, "")
+    assert "audit-ledger.jsonl" in failing(out)
+    assert "no joint epsilon" in out
+    found = json.loads(run("verify", folder.path, "--json")[1])["runs"][0]
+    assert found["spent"] is None
+    code, _, err = run("report", folder.path, "-o", tmp_path / "report.html")
+    assert code == 1
+    assert "audit-ledger.jsonl does not hold" in (tmp_path / "report.html").read_text()
+    assert "Nothing can be said of this run" in (tmp_path / "report.html").read_text()
+
+
+def test_a_whole_line_cut_off_the_audit_ledger_is_found(make_run, run, spend_again):
+    folder = make_run()
+    path = spend_again(folder)
+    write_certificate(folder)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    code, out, _ = run("verify", folder.path)
+    assert (code, failing(out)) == (1, ["certificate"])
 
 
 def test_an_unproved_run_is_never_given_an_epsilon(make_run, run):

@@ -28,8 +28,8 @@ from sluice.runs.ledger_entries import (
 from sluice.runs.privacy_spent import spending
 
 HASH = "ab" * 32
-LATER = {"scores"}  # not in the certificates of version 0.1.0, which stay valid
-OPEN = {("mechanism",), ("versions",), ("released", "files")}
+LATER = {"scores", "spent_again", "written_with"}  # not in the certificates of version 0.1.0, which stay valid
+OPEN = {("mechanism",), ("versions",), ("written_with",), ("released", "files")}
 """Objects whose keys the schemas leave open: the codec checks the first by its class, the others hold any names."""
 
 

@@ -140,6 +140,7 @@ def test_commands_write_results_of_public_data(command, tmp_path, capsys):
     assert not end.value.code
     (payload,) = json.loads(capsys.readouterr().out)["targets"]
     assert payload["proved_epsilon"] == pytest.approx(3.0, abs=0.01)
+    assert payload["private"] is False
     assert {"loss", "gap"} < set(payload["attacks"])
     (stored,) = (tmp_path / "results").glob("*.json")
     assert json.loads(stored.read_text())["attacks"] == payload["attacks"]
@@ -161,6 +162,10 @@ def test_results_on_a_run_stay_private(tmp_path, capsys, monkeypatch):
     found = json.loads(written.read_text())
     assert (found["members"], found["non_members"]) == (1437, 360)
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    with pytest.raises(SystemExit):
+        main(["attack", "runs/run", "--json"])
+    (payload,) = json.loads(capsys.readouterr().out)["targets"]
+    assert payload["private"] is True
     with pytest.raises(SystemExit):
         main(f"attack runs/run --results {tmp_path}".split())
     assert "private" in capsys.readouterr().err

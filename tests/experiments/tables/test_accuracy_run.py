@@ -25,17 +25,9 @@ from sluice.experiments.tables.accuracy_cells import Plan, PlannedCell, plan_cel
 from sluice.experiments.tables.accuracy_jobs import run_cells
 from sluice.experiments.tables.accuracy_results import SourceState, result_path, source_state, store_result
 from sluice.experiments.tables.accuracy_run import Conditions, Outcome, forget_cell, run_cell, run_folder
-from sluice.runs import public_files as publication
 
 RELEASES = 4
 SMALL = {"releases": RELEASES, "batch_size": 64}
-
-
-@pytest.fixture(autouse=True)
-def _no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Drawing would be most of the time.
-    monkeypatch.setattr(publication, "score_svg", lambda points, *, score, delta: "<svg/>")
-    monkeypatch.setattr("sluice.runs.epsilon_plot.epsilon_plot", lambda contents: "<svg/>")
 
 
 def small_plan(methods="dpsgd", seeds=(0,), **changes: Any) -> Plan:

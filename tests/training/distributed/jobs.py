@@ -35,7 +35,7 @@ from sluice.training.weights import WeightUpdater
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-from kill_server import fake_plots, log_updates
+from kill_server import log_updates
 
 RECORDS = 300
 RUN = {"releases": 3, "epsilon": 2.0, "accountant": "rdp", "evaluate_every": 2, "batch_size": 64}
@@ -119,7 +119,6 @@ def train(
 
 def warm_up(settings: dict[str, Any] | None = None) -> None:
     """Do once what every worker would do: the first calibration and the first optimizer load a lot."""
-    fake_plots()
     train(releases=1)
     Training(settings=settings_from(RUN), splits=load("digits"))
 
