@@ -28,7 +28,7 @@ from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant, dpa
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
-from sluice.accounting.gate_terms import AccountedGate
+from sluice.accounting.gate_terms import AccountedGate, require_provable
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE
 from sluice.accounting.renyi_conversion import epsilon_and_order
 from sluice.accounting.search import Reached, smallest_reaching
@@ -63,9 +63,15 @@ class Calibration:
 
 
 def release_event(*, sample_rate: float, noise_multiplier: float, gate: AccountedGate | None) -> dpa.DpEvent:
-    """The event of one release with this gate, or of one plain step without."""
+    """The event of one release with this gate, or of one plain step without. A gate that nothing is proved for is refused."""
     if gate is None:
         return plain_release(sampling_probability=sample_rate, noise_multiplier=noise_multiplier)
+    return gated_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=gate)
+
+
+def gated_event(*, sample_rate: float, noise_multiplier: float, gate: AccountedGate) -> SelectiveReleaseDpEvent:
+    """The event of one release with this gate. A gate that nothing is proved for is refused."""
+    require_provable(gate)
     if gate.reference_noise is None:
         raise InputError("gate.reference_noise=None is not allowed here: give a number (or inf), or calibrate first.")
     return SelectiveReleaseDpEvent(
