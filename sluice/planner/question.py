@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -123,11 +124,11 @@ def answer(question: Question) -> Mapping[str, Any]:
 
 def _planned(question: Question) -> Calibration:
     if question.target_epsilon is not None:
-        return _calibrated(question, ClippingBiasGate(beta=question.beta) if question.gate != "none" else None)
+        return _calibrated(question, _gate(question))
     noise = question.noise_multiplier or 0.0
-    gate = None
-    if question.gate != "none":
-        gate = ClippingBiasGate(beta=question.beta, gate_noise=noise, reference_noise=REFERENCE_RATIO * noise)
+    gate = _gate(question)
+    if gate is not None:
+        gate = gate.with_noise(gate_noise=noise, reference_noise=REFERENCE_RATIO * noise)
     report = privacy_report(
         sample_rate=question.sample_rate,
         noise_multiplier=noise,
@@ -146,6 +147,14 @@ def _planned(question: Question) -> Calibration:
         target_epsilon=report.pld,
         delta=question.delta,
     )
+
+
+def _gate(question: Question) -> ClippingBiasGate | None:
+    """Charged for rounding as a run is, for the norms that cost most: which ones count is not asked."""
+    if question.gate == "none":
+        return None
+    expected = question.sample_rate * question.dataset_size
+    return ClippingBiasGate(beta=question.beta).for_batches_of(expected, small_norm=math.inf)
 
 
 def _plain(question: Question) -> Calibration | None:

@@ -8,6 +8,8 @@ import pytest
 from sluice._base.errors import InputError
 from sluice.accounting.privacy_report import privacy_report
 from sluice.cli import main
+from sluice.experiments.settings import settings_from
+from sluice.methods.selective import selective_mechanism
 from sluice.planner.question import Question, answer
 
 RUN = {"dataset_size": "60000", "batch_size": "1024", "releases": "300", "delta": "1e-5"}
@@ -44,6 +46,25 @@ def test_the_command_gives_the_same_epsilon(given, gate, capsys):
         main([*shlex.split(found["command"])[1:], "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["pld"] <= float(found["epsilon"]) <= printed["pld"] * 1.001
+
+
+@pytest.mark.parametrize("bound", [0.5, 8.0, 50.0])
+def test_no_run_costs_more_than_the_planner_says_is_proved(bound):
+    words = {
+        "dataset_size": "100000",
+        "batch_size": "8192",
+        "releases": "200",
+        "delta": "1e-5",
+        "noise_multiplier": "1.5",
+    }
+    found = answer(Question.read(words | {"gate": "clipping-bias"}))
+    trained = selective_mechanism(
+        settings_from(
+            {"noise_multiplier": 1.5, "gate_noise": 1.5, "releases": 200, "batch_size": 8192, "scaling_bound": bound}
+        ),
+        dataset_size=100_000,
+    )
+    assert trained.epsilon_after(200, delta=1e-5, accountant="pld") <= float(found["epsilon"])
 
 
 def test_a_delta_that_allows_a_record_to_be_published_is_warned_of():
