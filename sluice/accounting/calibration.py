@@ -25,6 +25,7 @@ import numpy as np
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.rounding import rounded_up
 from sluice.accounting import ACCOUNTANTS, create_accountant, dpa
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
@@ -281,7 +282,7 @@ def _solve_releases(task: _Task, sigma: float, gate: Any, target: float, most: i
         least = task.epsilon(sigma, gate, 1, accountant=task.accountant)
         raise InputError(
             f"target_epsilon={target} is not enough for a single release with noise_multiplier={sigma}: one costs "
-            f"{least:.4g}. Raise the noise or the target."
+            f"{rounded_up(least)}. Raise the noise or the target."
         )
     return task.result(sigma, gate, count, target)
 
@@ -313,7 +314,7 @@ def _require_room(task: _Task, target: float) -> None:
     spent = task.epsilon(1.0, None, 0, accountant=task.accountant)
     if spent >= target:
         raise InputError(
-            f"target_epsilon={target} is not allowed: prior_releases={list(task.prior_releases)} alone costs {spent:.4g}. "
+            f"target_epsilon={target} is not allowed: prior_releases={list(task.prior_releases)} alone costs {rounded_up(spent)}. "
             "Raise the target, or the noise multipliers of the prior releases."
         )
 

@@ -253,11 +253,14 @@ def _meanings() -> dict[str, str]:
 
 
 def _print_plan(chosen: Calibration, plain: Calibration) -> None:
+    """Noises are rounded up as well: those that are typed from here still keep the target."""
+    from sluice._base.rounding import rounded_up
+
     rows: list[tuple[str, str, str]] = [
         (
             "gradient noise multiplier",
-            f"{chosen.noise_multiplier:.5g}",
-            f"plain DP-SGD needs {plain.noise_multiplier:.5g}",
+            rounded_up(chosen.noise_multiplier),
+            f"plain DP-SGD needs {rounded_up(plain.noise_multiplier)}",
         )
     ]
     if chosen.gate is not None and chosen.gate.thins:
@@ -267,17 +270,21 @@ def _print_plan(chosen: Calibration, plain: Calibration) -> None:
     elif chosen.gate is not None:
         worst = chosen.gate.acceptance.probability_min
         rows += [
-            ("gate noise", f"{chosen.gate_noise:.5g}", f"the worst batch is accepted with probability {worst:.3g}"),
+            (
+                "gate noise",
+                rounded_up(chosen.gate.gate_noise),
+                f"the worst batch is accepted with probability {worst:.3g}",
+            ),
             (
                 "reference noise multiplier",
-                f"{chosen.reference_noise:.5g}",
+                rounded_up(chosen.gate.reference_noise),
                 "of the metric published with each release",
             ),
         ]
     rows.append(
         (
             "epsilon",
-            f"{chosen.epsilon:.4f}",
+            rounded_up(chosen.epsilon),
             f"target {chosen.target_epsilon:g} at delta {chosen.delta:g}, {chosen.accountant}",
         )
     )
@@ -286,11 +293,12 @@ def _print_plan(chosen: Calibration, plain: Calibration) -> None:
 
 
 def _print_report(report: PrivacyReport) -> None:
+    from sluice._base.rounding import rounded_up
+
     rows = []
     for name, value in report.figures().items():
         if value is not None:
-            shown = f"{value:.3f}" if value >= 0.1 else f"{value:.3g}"
-            rows.append((name, shown, report.reasons.get(name, _meanings()[name])))
+            rows.append((name, rounded_up(value), report.reasons.get(name, _meanings()[name])))
     print_table(("figure", f"epsilon (delta {report.delta:g})", "meaning"), rows)
 
 

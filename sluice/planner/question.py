@@ -178,15 +178,15 @@ def _figures(
     rows = [("epsilon, proved", rounded_up(report.pld)), ("noise multiplier", rounded_up(plan.noise_multiplier))]
     if plan.gate is not None:
         rows += [
-            ("gate noise", f"{plan.gate_noise:.4g}"),
-            ("reference noise multiplier", f"{plan.reference_noise:.4g}"),
+            ("gate noise", rounded_up(plan.gate.gate_noise)),
+            ("reference noise multiplier", rounded_up(plan.gate.reference_noise)),
             ("worst batch is accepted with probability", f"{plan.gate.acceptance.probability_min:.3g}"),
             ("plain DP-SGD with this noise: epsilon", rounded_up(report.plain_pld)),
         ]
         if plain is not None:
             rows.append(("plain DP-SGD needs a noise multiplier of", rounded_up(plain.noise_multiplier)))
         if report.paper_rdp is not None:
-            rows.append(("claimed by the paper's formula, no guarantee", f"{report.paper_rdp:.4g}"))
+            rows.append(("claimed by the paper's formula, no guarantee", rounded_up(report.paper_rdp)))
     rows += [
         ("sample rate", f"{plan.sample_rate:.4g}"),
         ("passes over the data", f"{plan.sample_rate * plan.releases:.4g}"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sluice import PrivacyEngine
 from sluice.cli import main
+from sluice.cli.attack import _proved
 from sluice.experiments.settings import settings_from
 from sluice.mechanism.thinning import ThinningGate
 from sluice.methods import planned_mechanism
@@ -263,6 +265,44 @@ def test_all_commands_claim_the_same_figure(capsys, tmp_path, monkeypatch):
         sample_rate=0.01, releases=300, target_epsilon=1.0, target_delta=1e-5, gate=gate, accountant="rdp"
     )
     assert plan_curves.plan_curves(calibration, points=2).curves[-1].epsilons[-1] == planned["paper_rdp"]
+
+
+def printed(out, row):
+    return float(re.search(rf"^{row} +([0-9.e+-]+)", out, re.MULTILINE).group(1))
+
+
+@pytest.mark.parametrize("noise", ["1.9", "2", "2.1", "2.2"])
+def test_no_epsilon_is_printed_smaller_than_it_is(capsys, noise):
+    setting = [noise if argument == "2" else argument for argument in SETTING]
+    exact = json.loads(run(capsys, "epsilon", *setting, *GATE, "--json")[1])
+    _, out, _ = run(capsys, "epsilon", *setting, *GATE)
+    for name in ("pld", "rdp", "plain_pld", "plain_rdp", "paper_rdp"):
+        assert exact[name] <= printed(out, name) <= 1.001 * exact[name]
+
+
+@pytest.mark.parametrize("target", ["0.7", "1", "1.3"])
+def test_the_noises_that_are_printed_keep_the_target(capsys, tmp_path, target):
+    asked = [target if argument == "1" else argument for argument in PLAN]
+    exact = json.loads(run(capsys, "plan", *asked, "--json")[1])
+    _, out, _ = run(capsys, "plan", *asked, "--plot", str(tmp_path / "plan.svg"))
+    noises = {
+        "noise_multiplier": "gradient noise multiplier",
+        "gate_noise": "gate noise",
+        "reference_noise": "reference noise multiplier",
+    }
+    for name, row in noises.items():
+        assert exact[name] <= printed(out, row) <= 1.001 * exact[name]
+    plain = float(re.search(r"plain DP-SGD needs ([0-9.]+)", out).group(1))
+    assert plain >= exact["plain_noise_multiplier"]
+    assert exact["epsilon"] <= printed(out, "epsilon")
+    typed = [f"--{name.replace('_', '-')}={printed(out, row)}" for name, row in noises.items()]
+    sizes = ["--dataset-size", "60000", "--batch-size", "600", "--releases", "300", "--delta", "1e-5"]
+    assert json.loads(run(capsys, "epsilon", *sizes, *typed, "--json")[1])["rdp"] <= float(target)
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(None, "nothing is proved"), (3.0042, "epsilon 3.005 is proved")])
+def test_an_attack_says_no_smaller_epsilon_than_was_proved(epsilon, said):
+    assert _proved(epsilon) == said
 
 
 @pytest.mark.parametrize("command", [["epsilon", *SETTING, *GATE], ["plan", *PLAN]])

@@ -38,6 +38,34 @@ def test_noise_that_is_shown_meets_the_target(gate):
         assert "claimed by the paper's formula, no guarantee" in figures(found)
 
 
+@pytest.mark.parametrize("target", ["0.7", "2", "3.1"])
+def test_the_noises_of_a_gate_that_are_shown_keep_the_target(target, capsys):
+    shown = figures(answer(Question.read(RUN | {"target_epsilon": target, "gate": "clipping-bias"})))
+    sizes = ["--dataset-size", "60000", "--batch-size", "1024", "--releases", "300", "--delta", "1e-5"]
+    rows = {"noise": "noise multiplier", "gate": "gate noise", "reference": "reference noise multiplier"}
+    noise, gate, reference = (shown[row] for row in rows.values())
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "epsilon",
+                *sizes,
+                "--noise-multiplier",
+                noise,
+                "--gate-noise",
+                gate,
+                "--reference-noise",
+                reference,
+                "--json",
+            ]
+        )
+    assert json.loads(capsys.readouterr().out)["pld"] <= float(target)
+    with pytest.raises(SystemExit):
+        main(["plan", *sizes, "--epsilon", target, "--json"])
+    exact = json.loads(capsys.readouterr().out)
+    assert float(gate) >= exact["gate_noise"]
+    assert float(reference) >= exact["reference_noise"]
+
+
 @pytest.mark.parametrize("given", [{"target_epsilon": "2"}, {"noise_multiplier": "1.5"}])
 @pytest.mark.parametrize("gate", ["none", "clipping-bias"])
 def test_the_command_gives_the_same_epsilon(given, gate, capsys):
