@@ -58,19 +58,26 @@ def require_non_negative(strategy: Strategy, *, accountant: str) -> None:
 
 
 def banded_event(
-    strategy: Strategy, *, steps: int, groups: int, sample_rate: float, noise_multiplier: float
+    strategy: Strategy,
+    *,
+    steps: int,
+    groups: int,
+    sample_rate: float,
+    noise_multiplier: float,
+    shown: int | None = None,
 ) -> DpEvent:
     """A banded strategy under :class:`sluice.randomness.grouped_sampling.CyclicPoisson`, as an event for any accountant.
 
     Args:
         strategy: a banded one.
-        steps: how many rows are released.
+        steps: for how many rows the noise was planned.
         groups: how many groups take turns; at least as many as the strategy has bands.
         sample_rate: the probability with which a record of the group in turn is in the batch.
         noise_multiplier: standard deviation of z over ``max_grad_norm * strategy.column_norm(steps)``.
+        shown: how many of the rows are released; None for all.
 
     Guarantee:
-        Under adding or removing one record the whole run is dominated by ``ceil(steps / groups)`` Poisson-sampled
+        Under adding or removing one record the whole run is dominated by ``ceil(shown / groups)`` Poisson-sampled
         Gaussian releases, for adaptively chosen gradients and coefficients of any sign (docs/matrix.md, section 4).
     """
     validate.positive_integer(steps=steps, groups=groups)
@@ -86,9 +93,14 @@ def banded_event(
             f"groups={groups} is not allowed with a strategy of {strategy.bands} bands: two participations of a record "
             f"would share rows; use at least {strategy.bands} groups, or fewer bands."
         )
-    moved = accounted_coefficients(strategy, steps=steps, noise_multiplier=noise_multiplier)
+    shown = steps if shown is None else shown
+    validate.positive_integer(shown=shown)
+    if shown > steps:
+        raise InputError(f"shown={shown} is not allowed: it must be at most steps={steps}.")
+    # The grid is as fine as the noise for all steps makes it, so a shorter run shows the beginning of the same coefficients.
+    moved = accounted_coefficients(strategy, steps=steps, noise_multiplier=noise_multiplier)[:shown]
     release = plain_release(sampling_probability=sample_rate, noise_multiplier=1.0 / float(np.linalg.norm(moved)))
-    return SelfComposedDpEvent(release, -(-steps // groups))
+    return SelfComposedDpEvent(release, -(-shown // groups))
 
 
 def unamplified_event(
