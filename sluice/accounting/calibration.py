@@ -189,7 +189,7 @@ class _Task:
 
     def result(self, noise_multiplier: float, gate: Any, releases: int, target: float) -> Calibration:
         epsilon = self.epsilon(noise_multiplier, gate, releases, accountant=self.accountant)
-        if epsilon > target:
+        if not epsilon <= target:
             raise InputError(
                 f"target_epsilon={target} could not be kept: the search ended at epsilon={epsilon}. Please report this."
             )
@@ -312,7 +312,7 @@ def _largest(fits: Callable[[int], bool], *, start: int, most: int) -> int:
 
 def _require_room(task: _Task, target: float) -> None:
     spent = task.epsilon(1.0, None, 0, accountant=task.accountant)
-    if spent >= target:
+    if not spent < target:
         raise InputError(
             f"target_epsilon={target} is not allowed: prior_releases={list(task.prior_releases)} alone costs {rounded_up(spent)}. "
             "Raise the target, or the noise multipliers of the prior releases."

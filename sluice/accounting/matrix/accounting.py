@@ -31,7 +31,13 @@ def accounted_coefficients(strategy: Strategy, *, steps: int, noise_multiplier: 
     validate.positive_integer(steps=steps)
     require_noise(noise_multiplier)
     column = np.abs(strategy.coefficients(steps))
-    norm = float(np.linalg.norm(column))
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(column))
+    if not np.isfinite(norm):
+        raise InputError(
+            f"strategy with coefficients up to {column.max():.3g} is not allowed: their norm overflows, and noise relative to it "
+            "hides nothing that can be computed; use coefficients of the order of 1."
+        )
     share = RELEASE_GRID * noise_multiplier
     moved = (column + share * norm) / ((1 + share) * noise_multiplier * norm)
     if strategy.bands is not None:
