@@ -9,6 +9,7 @@ from sluice._base import validate
 from sluice._base.errors import InputError
 from sluice.accounting import dpa
 from sluice.accounting.events import SelectiveReleaseDpEvent
+from sluice.accounting.renyi_conversion import at_least_zero, at_most_one
 
 ADD_OR_REMOVE_ONE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -43,7 +44,7 @@ class GiveUpCharge:
     def remaining_delta(self, target_delta: float) -> float:
         """What is left of the target for the releases themselves."""
         validate.open_fraction(target_delta=target_delta)
-        if self.delta >= target_delta:
+        if not self.delta < target_delta:
             raise InputError(
                 f"target_delta={target_delta} is not allowed: giving up after max_attempts alone may happen with "
                 f"probability {self.delta:.3g}, which is charged to delta. Raise max_attempts (or drop it), or raise delta."
@@ -55,7 +56,7 @@ class GiveUpCharge:
         return target_epsilon - self.epsilon
 
     def with_epsilon(self, epsilon: float) -> float:
-        return max(0.0, epsilon) + self.epsilon
+        return at_least_zero(epsilon) + self.epsilon
 
     def with_delta(self, delta: float) -> float:
-        return min(1.0, delta + self.delta)
+        return at_most_one(delta + self.delta)

@@ -25,10 +25,11 @@ import numpy as np
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.rounding import rounded_up
 from sluice.accounting import ACCOUNTANTS, create_accountant, dpa
 from sluice.accounting.events import SelectiveReleaseDpEvent, as_release, plain_release
 from sluice.accounting.gate_calibration import HIGHEST_NOISE, LOWEST_NOISE, GateCalibration
-from sluice.accounting.gate_terms import AccountedGate
+from sluice.accounting.gate_terms import AccountedGate, require_provable
 from sluice.accounting.pld_accountant import DEFAULT_TOLERANCE
 from sluice.accounting.renyi_conversion import epsilon_and_order
 from sluice.accounting.search import Reached, smallest_reaching
@@ -63,9 +64,15 @@ class Calibration:
 
 
 def release_event(*, sample_rate: float, noise_multiplier: float, gate: AccountedGate | None) -> dpa.DpEvent:
-    """The event of one release with this gate, or of one plain step without."""
+    """The event of one release with this gate, or of one plain step without. A gate that nothing is proved for is refused."""
     if gate is None:
         return plain_release(sampling_probability=sample_rate, noise_multiplier=noise_multiplier)
+    return gated_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=gate)
+
+
+def gated_event(*, sample_rate: float, noise_multiplier: float, gate: AccountedGate) -> SelectiveReleaseDpEvent:
+    """The event of one release with this gate. A gate that nothing is proved for is refused."""
+    require_provable(gate)
     if gate.reference_noise is None:
         raise InputError("gate.reference_noise=None is not allowed here: give a number (or inf), or calibrate first.")
     return SelectiveReleaseDpEvent(
@@ -182,7 +189,7 @@ class _Task:
 
     def result(self, noise_multiplier: float, gate: Any, releases: int, target: float) -> Calibration:
         epsilon = self.epsilon(noise_multiplier, gate, releases, accountant=self.accountant)
-        if epsilon > target:
+        if not epsilon <= target:
             raise InputError(
                 f"target_epsilon={target} could not be kept: the search ended at epsilon={epsilon}. Please report this."
             )
@@ -275,7 +282,7 @@ def _solve_releases(task: _Task, sigma: float, gate: Any, target: float, most: i
         least = task.epsilon(sigma, gate, 1, accountant=task.accountant)
         raise InputError(
             f"target_epsilon={target} is not enough for a single release with noise_multiplier={sigma}: one costs "
-            f"{least:.4g}. Raise the noise or the target."
+            f"{rounded_up(least)}. Raise the noise or the target."
         )
     return task.result(sigma, gate, count, target)
 
@@ -305,9 +312,9 @@ def _largest(fits: Callable[[int], bool], *, start: int, most: int) -> int:
 
 def _require_room(task: _Task, target: float) -> None:
     spent = task.epsilon(1.0, None, 0, accountant=task.accountant)
-    if spent >= target:
+    if not spent < target:
         raise InputError(
-            f"target_epsilon={target} is not allowed: prior_releases={list(task.prior_releases)} alone costs {spent:.4g}. "
+            f"target_epsilon={target} is not allowed: prior_releases={list(task.prior_releases)} alone costs {rounded_up(spent)}. "
             "Raise the target, or the noise multipliers of the prior releases."
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sluice.accounting.loss_distribution import LossDistribution
+from sluice.accounting.renyi_conversion import at_least_zero, at_most_one
 
 Array = np.ndarray
 
@@ -54,19 +55,20 @@ class ComposedLosses:
         """An upper bound of the hockey-stick divergence at epsilon."""
         epsilon = epsilon - self.drift
         losses = (self.first + np.arange(len(self.tilted))) * self.spacing
-        if epsilon < losses[0]:
+        if not epsilon >= losses[0]:
             return 1.0
         gain = losses - epsilon
         relevant = gain > 0
         weights = -np.expm1(-gain[relevant]) * np.exp(-self.tilt * gain[relevant])
         total = float(weights @ self.tilted[relevant]) + self.error * _largest_weight(self.tilt)
         exponent = self.log_scale - self.tilt * epsilon
-        return min(1.0, self.infinity + total * math.exp(min(exponent, _LARGEST_EXPONENT)))
+        return at_most_one(self.infinity + total * math.exp(min(exponent, _LARGEST_EXPONENT)))
 
     def epsilon(self, delta: float, *, near: float) -> float:
         """The smallest epsilon >= 0 that this bounds by delta; infinite if there is none. ``near`` is a rough guess."""
         budget = delta - self.infinity
-        if budget <= 0:
+        # The last grid point has nothing above it that could fail to be a number.
+        if not budget > 0 or math.isnan(float(self.tilted.sum())):
             return math.inf
         relative = (self.first + np.arange(len(self.tilted))) * self.spacing - near
         # No epsilon below 0 is asked for; and far below the guess, untilting would overflow.
@@ -86,13 +88,13 @@ class ComposedLosses:
             return math.inf
         cell = int(reached[0]) - 1
         if cell < 0:
-            return max(0.0, near + float(relative[0]) + self.drift)
+            return at_least_zero(near + float(relative[0]) + self.drift)
         # Between two grid points the curve is affine in e^epsilon.
         room = float(above[cell] + slack[cell]) - target
         epsilon = float(relative[cell + 1])
         if room > 0 and below[cell] > 0:
             epsilon = min(epsilon, math.log(room / float(below[cell])))
-        return max(0.0, near + max(epsilon, float(relative[cell])) + self.drift)
+        return at_least_zero(near + max(epsilon, float(relative[cell])) + self.drift)
 
 
 def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses:
@@ -105,6 +107,8 @@ def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses
         GridTooLargeError: when more than ``max_points`` would be needed; a coarser spacing needs fewer.
     """
     spacing = factors[0][0].spacing
+    if not all(distribution.infinity < 1 for distribution, _ in factors):
+        return _nothing_proved(spacing)
     cumulants = [_Cumulants.of(distribution, tilt) for distribution, _ in factors]
     counts = [count for _, count in factors]
     log_scale = sum(count * each.log_moment(tilt) for each, count in zip(cumulants, counts, strict=True))
@@ -140,9 +144,16 @@ def compose(factors: Factors, *, tilt: float, max_points: int) -> ComposedLosses
         tilt=tilt,
         log_scale=log_scale,
         tilted=np.maximum(tilted, 0.0),
-        infinity=min(1.0, -math.expm1(kept) + beyond),
+        infinity=at_most_one(-math.expm1(kept) + beyond),
         error=_UNIT * (total + 20) * math.sqrt(2.0) * float(np.linalg.norm(spectrum)),
         drift=_UNIT * reach,
+    )
+
+
+def _nothing_proved(spacing: float) -> ComposedLosses:
+    """All mass at infinity: delta is 1 at every epsilon."""
+    return ComposedLosses(
+        spacing=spacing, first=0, tilt=1.0, log_scale=0.0, tilted=np.zeros(1), infinity=1.0, error=0.0, drift=0.0
     )
 
 

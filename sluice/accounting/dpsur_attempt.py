@@ -71,23 +71,20 @@ def attempt_renyi(attempt: Dpsur, orders: Array) -> Array:
         At least the divergence between the laws of (candidate, accepted or not) under any two data sets that differ in
         one record, in both directions.
     """
-    least, most = math.exp(attempt.log_acceptance_min), math.exp(attempt.log_acceptance_max)
+    # Logarithms of both sides of each coin: a side so rare that the other rounds to 1 counts at large orders.
+    least, most = (scipy.special.log_ndtr([end, -end]) for end in attempt.acceptance_arguments)
+    tested, untested = math.log(attempt.validation_rate), _log_untested(attempt)
     decision = np.zeros(len(orders))
     for without, drawn in ((least, most), (most, least)):
-        acceptance = (1 - attempt.validation_rate) * without + attempt.validation_rate * drawn
-        for first, second in ((acceptance, without), (without, acceptance)):
+        with_record = np.logaddexp(untested + without, tested + drawn)
+        for first, second in ((with_record, without), (without, with_record)):
             decision = np.maximum(decision, _coin_renyi(first, second, orders))
     return renyi_divergences(step_release(attempt), orders) + decision
 
 
-def _coin_renyi(first: float, second: float, orders: Array) -> Array:
-    """The divergence of a coin with one probability from a coin with another."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sides = [
-            np.where(p > 0, orders * np.log(p) + (1 - orders) * np.log(r), -np.inf)
-            for p, r in ((first, second), (1 - first, 1 - second))
-        ]
-    moment = np.logaddexp(*sides)
+def _coin_renyi(first: Array, second: Array, orders: Array) -> Array:
+    """The divergence of one coin from another, given the logarithms of the probabilities of their two sides."""
+    moment = np.logaddexp(*(orders * p + (1 - orders) * r for p, r in zip(first, second, strict=True)))
     divergence: Array = (np.maximum(moment, 0.0) + _ROUNDING) / (orders - 1)
     return divergence
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from sluice.accounting.renyi_conversion import proved
+
 #: The unknown ``t`` in [1, kappa] is cut into cells between these powers of kappa, finer towards kappa, where the worst
 #: ones are. Each cell is bounded by its worst corner, so any cut is sound, and a finer one is only tighter.
 _CELL_EDGES = 1 - np.concatenate([np.geomspace(1, 1e-2, 13), [0.0]])
@@ -66,7 +68,7 @@ class SelfSelection:
 
     def centred_renyi(self, order: float) -> float:
         """Bound by the centred moment (section 8.3), the worse of the two directions; infinite where not evaluated."""
-        return max(self.centred_renyi_by_direction(order))
+        return float(proved(self.centred_renyi_by_direction(order)).max())
 
     def centred_renyi_by_direction(self, order: float) -> tuple[float, float]:
         """Bounds of ``D(P' || P)`` and ``D(P || P')``, where P' is the law with the record."""

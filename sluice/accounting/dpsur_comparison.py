@@ -9,6 +9,7 @@ import dp_accounting
 
 from sluice._base import validate
 from sluice._base.errors import InputError
+from sluice._base.rounding import rounded_up
 from sluice.accounting import dpa
 from sluice.accounting.claims import CLASSICAL_ORDERS, ClaimedAccount, classical_renyi
 from sluice.accounting.dpsur import (
@@ -109,8 +110,8 @@ class DpsurComparison:
         """One plain sentence on what can be proved."""
         factor = self.proved_by_attempts / self.claimed_authors
         return (
-            f"with at most {self.max_attempts} attempts, epsilon {self.proved_by_attempts:.3g} is proved, {factor:.3g} times "
-            f"the {self.claimed_authors:.3g} that DPSUR claims; without a cap on attempts, {self.proved_by_releases:.3g}."
+            f"with at most {self.max_attempts} attempts, epsilon {rounded_up(self.proved_by_attempts)} is proved, {factor:.3g} times "
+            f"the {self.claimed_authors:.3g} that DPSUR claims; without a cap on attempts, {rounded_up(self.proved_by_releases)}."
         )
 
 

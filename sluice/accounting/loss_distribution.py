@@ -13,6 +13,7 @@ The lower convex hull of these values is the curve of a distribution on the grid
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _ROUNDING = 2.0**-50
 _FARTHEST = -40.0
 #: So many numbers at a time fit into a processor's cache.
 _BLOCK = 1 << 13
+#: After so many passes that leave out some points each, the hull is walked along.
+_PASSES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,20 +167,41 @@ def dominating_losses(bounds: Array, *, spacing: float, first: int) -> LossDistr
     Guarantee:
         If the bounds are nowhere below some pair's hockey-stick curve, neither is the result's curve, also between and
         beyond the grid points: between two points that are kept, a convex curve lies below their chord. Points
-        that are not on the hull are left out. (Cutting negative masses off instead would lower the curve.)
+        that are not on the hull are left out. (Cutting negative masses off instead would lower the curve.) A bound that is
+        not a number counts as 1, which always holds.
     """
-    bounds = np.minimum.accumulate(np.minimum(bounds, 1.0))
+    bounds = np.minimum.accumulate(np.minimum(np.where(np.isnan(bounds), 1.0, bounds), 1.0))
     kept = np.arange(len(bounds))
-    while True:
+    for passes in itertools.count(1):
         values = bounds[kept]
         corners = _corners(values, np.diff(kept) * spacing)
         convex = corners >= 0
         if convex.all():
             break
         kept = kept[convex]
+        if passes % _PASSES == 0:  # long arcs above the hull lose only their ends in a pass
+            kept = _on_hull(bounds, kept, spacing=spacing)
     masses = np.zeros_like(bounds)
     masses[kept] = corners
     return LossDistribution(spacing=spacing, first=first, masses=masses, infinity=float(values[-1]))
+
+
+def _on_hull(bounds: Array, places: Array, *, spacing: float) -> Array:
+    """Those places that may be on the lower hull, in one walk: each new point takes away those before it that lie above."""
+    hull: list[int] = []
+    steepness: list[float] = []  # of the side that ends at each: minus its slope, times k there
+    for place, value in zip(places.tolist(), bounds[places].tolist(), strict=True):
+        while hull:
+            fall = float(bounds[hull[-1]]) - value
+            gap = (place - hull[-1]) * spacing
+            slope = fall / math.expm1(gap) if gap < LARGEST_LOSS else 0.0
+            if steepness[-1] >= slope:
+                break
+            hull.pop()
+            steepness.pop()
+        hull.append(place)
+        steepness.append(slope + fall if len(hull) > 1 else 1.0 - value)
+    return np.array(hull)
 
 
 def _corners(values: Array, gaps: Array) -> Array:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sluice._base import codec, validate
 from sluice._base.errors import InputError
 from sluice.accounting import ACCOUNTANTS, create_accountant
+from sluice.accounting.calibration import gated_event
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
-from sluice.accounting.gate_terms import AccountedGate
+from sluice.accounting.gate_terms import AccountedGate, require_provable
 
 _FORMAT = 1
 
@@ -22,7 +22,8 @@ class SelectiveAccountant:
     gate it accounts for plain DP-SGD.
 
     Args:
-        gate: the gate that decides, with all its noises set; None for plain DP-SGD.
+        gate: the gate that decides, with all its noises set; None for plain DP-SGD. One that nothing is proved for, such as
+            one with a hidden reference, is refused.
         accountant: "pld" or "rdp".
 
     Guarantee:
@@ -32,6 +33,8 @@ class SelectiveAccountant:
 
     def __init__(self, *, gate: AccountedGate | None = None, accountant: str = "pld") -> None:
         validate.one_of(ACCOUNTANTS, accountant=accountant)
+        if gate is not None:
+            require_provable(gate)
         self._accountant = accountant
         self._gate = gate
         self._steps: list[tuple[SelectiveReleaseDpEvent, int]] = []
@@ -51,18 +54,12 @@ class SelectiveAccountant:
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Charge one released update."""
-        reference = math.inf if self._gate is None else self._gate.reference_noise
-        if reference is None:
-            raise InputError(
-                "gate.reference_noise=None is not allowed here: give a number (or inf), or calibrate first."
+        if self._gate is None:
+            event = SelectiveReleaseDpEvent(
+                sampling_probability=sample_rate, noise_multiplier=noise_multiplier, acceptance=UNGATED
             )
-        event = SelectiveReleaseDpEvent(
-            sampling_probability=sample_rate,
-            noise_multiplier=noise_multiplier,
-            acceptance=UNGATED if self._gate is None else self._gate.acceptance,
-            reference_noise_multiplier=reference,
-            max_attempts=None if self._gate is None else self._gate.max_attempts,
-        )
+        else:
+            event = gated_event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, gate=self._gate)
         if self._steps and self._steps[-1][0] == event:
             self._steps[-1] = (event, self._steps[-1][1] + 1)
         else:

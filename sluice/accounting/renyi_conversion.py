@@ -27,6 +27,16 @@ def proved(divergences: Values) -> np.ndarray:
     return np.where(np.isnan(values), np.inf, values)
 
 
+def at_least_zero(epsilon: float) -> float:
+    """An epsilon that a calculation gave: infinite where it is not a number, which Python's ``max`` would take for 0."""
+    return math.inf if math.isnan(epsilon) else max(0.0, epsilon)
+
+
+def at_most_one(delta: float) -> float:
+    """A delta that a calculation gave: 1 where it is not a number, or negative, which no sum of masses is."""
+    return min(1.0, delta) if delta >= 0 else 1.0
+
+
 def epsilon_and_order(orders: Values, divergences: Values, *, delta: float) -> tuple[float, float]:
     """The smallest epsilon that the divergences prove at ``delta``, and the order at which they do."""
     orders, divergences = np.asarray(orders), proved(divergences)
@@ -47,7 +57,8 @@ def _promising(orders: np.ndarray, divergences: np.ndarray, delta: float) -> np.
     if not math.isfinite(smallest):
         return every
     proves_zero = np.expm1(-divergences) > -(delta**2) - _CLOSE
-    promising: np.ndarray = (rough <= smallest + _CLOSE * (1 + abs(smallest))) | proves_zero
+    # No epsilon is below 0: all orders that prove that much are equally good.
+    promising: np.ndarray = (rough <= max(smallest, 0.0) + _CLOSE * (1 + abs(smallest))) | proves_zero
     return promising
 
 

@@ -70,8 +70,9 @@ def _worst_log_moment(event: SelectiveReleaseDpEvent, powers: Array) -> Array:
     gap = q * (high - low)
     growth = powers * math.log1p(gap / s_low) + (log_high - log_low)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        stationary = (s_low / gap - powers / np.expm1(growth)) / (powers - 1)
-    weights = np.stack([np.ones_like(powers), np.zeros_like(powers), np.clip(np.nan_to_num(stationary), 0.0, 1.0)])
+        stationary = (np.divide(s_low, gap) - powers / np.expm1(growth)) / (powers - 1)
+    # A weight that is not a number gives a moment that is none, which proves nothing; any other number would hide the maximum.
+    weights = np.stack([np.ones_like(powers), np.zeros_like(powers), np.clip(stationary, 0.0, 1.0)])
     worst: Array = np.max(_log_moment_at(weights, powers, s_low, s_high, log_low, log_high), axis=0)
     return worst
 
@@ -80,7 +81,7 @@ def _log_moment_at(weight: Array, powers: Array, s_low: float, s_high: float, lo
     """Log of the mean of ``(s_r / Z)^b E[...]`` where ``s_high`` has the given weight, a row for each row of weights."""
     mean = s_low + weight * (s_high - s_low)
     below, above = -weight * (s_high - s_low) / mean, (1 - weight) * (s_high - s_low) / mean
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         # Where the ratios are far apart, `below` is -1 to all digits of a double.
         log_far = np.log(s_low) - np.log(mean)
         log_below, log_above = powers * np.where(below < -0.5, log_far, np.log1p(below)), powers * np.log1p(above)

@@ -82,12 +82,13 @@ class Claim:
 
         Where nothing is proved it is what the accountant would say if the reference were public.
         """
-        epsilon = mechanism.epsilon_after(mechanism.releases, delta=delta, accountant=accountant)
+        judged = mechanism.as_claimed
+        epsilon = judged.epsilon_after(judged.releases, delta=delta, accountant=accountant)
         pairs = [(epsilon, delta)]
         fresh = create_accountant(accountant)
         # Where events do not compose, the one pair is a weaker test, and a valid one.
-        if math.isfinite(epsilon) and mechanism.composable and fresh.supports(mechanism.dp_event):
-            composed = fresh.compose(mechanism.dp_event)
+        if math.isfinite(epsilon) and judged.composable and fresh.supports(judged.dp_event):
+            composed = fresh.compose(judged.dp_event)
             pairs += [(share * epsilon, composed.get_delta(share * epsilon)) for share in _SHARES if share != 1.0]
         return cls(epsilon=epsilon, delta=delta, profile=tuple(sorted(pairs)), proved=mechanism.provable)
 

@@ -7,35 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.cli.gate_options import (
+    Beta,
+    ClipRange,
+    GateNoise,
+    GateOptions,
+    LargeNorm,
+    MaxAttempts,
+    MovedRecords,
+    ReferenceNoise,
+    SmallNorm,
+    Strength,
+)
 from sluice.cli.output import JsonFlag, print_json, print_table
 
 if TYPE_CHECKING:
     from sluice.accounting.calibration import Calibration
     from sluice.accounting.privacy_report import PrivacyReport
-    from sluice.mechanism.thinning import ThinningGate
 
 DatasetSize = Annotated[int, typer.Option("--dataset-size", help="Number of training records N.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Expected batch size B; the sampling rate is B / N.")]
 Releases = Annotated[int, typer.Option("--releases", help="Number of released (accepted) updates T.")]
 Delta = Annotated[float, typer.Option("--delta", help="Target delta, well below 1 / N.")]
-Beta = Annotated[float, typer.Option("--beta", help="Threshold of the gate, in units of its metric bound.")]
-ClipRange = Annotated[float, typer.Option("--clip-range", help="Clip of the gate's difference, in the same units.")]
-GateNoise = Annotated[
-    float | None, typer.Option("--gate-noise", help="Gate noise sigma_e (standard deviation 4 sigma_e).")
-]
-ReferenceNoise = Annotated[
-    float | None, typer.Option("--reference-noise", help="Noise multiplier of the published reference; 'inf' for none.")
-]
-MaxAttempts = Annotated[
-    int | None, typer.Option("--max-attempts", help="Give up on a release after this many attempts; charged to delta.")
-]
-Strength = Annotated[
-    float | None,
-    typer.Option(
-        "--strength",
-        help="Keep each record by a coin of its own (the gate thinning), at this strength: no gate noise, no attempts.",
-    ),
-]
 
 
 def epsilon(
@@ -52,6 +45,9 @@ def epsilon(
     reference_noise: ReferenceNoise = None,
     max_attempts: MaxAttempts = None,
     strength: Strength = None,
+    small_norm: SmallNorm = None,
+    large_norm: LargeNorm = 11.0,
+    moved_records: MovedRecords = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Account for given numbers by every accountant, side by side.
@@ -67,24 +63,29 @@ def epsilon(
     from sluice._base.errors import InputError
     from sluice.accounting.gate_calibration import REFERENCE_RATIO
     from sluice.accounting.privacy_report import privacy_report
-    from sluice.mechanism.gates import ClippingBiasGate, Gate
     from sluice.mechanism.rates import exact_sample_rate
 
     rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
     validate.positive(noise_multiplier=noise_multiplier)
-    gate: Gate | None = _thinning(strength, gate_noise, reference_noise, max_attempts)
-    if gate is not None:
+    if gate_noise is not None and reference_noise is None:
+        reference_noise = REFERENCE_RATIO * noise_multiplier
+    options = GateOptions(
+        strength=strength,
+        gate_noise=gate_noise,
+        beta=beta,
+        clip_range=clip_range,
+        reference_noise=reference_noise,
+        max_attempts=max_attempts,
+        small_norm=small_norm,
+        large_norm=large_norm,
+        moved_records=moved_records,
+    )
+    gate = None
+    if strength is not None or gate_noise is not None:
+        gate = options.gate(expected_batch_size=rate * dataset_size)
         rate = gate.candidate_rate(rate)
-    elif gate_noise is None and (reference_noise is not None or max_attempts is not None):
-        raise InputError("--reference-noise and --max-attempts describe a gate: give --gate-noise as well.")
-    if gate_noise is not None:
-        gate = ClippingBiasGate(
-            beta=beta,
-            clip_range=clip_range,
-            gate_noise=gate_noise,
-            reference_noise=REFERENCE_RATIO * noise_multiplier if reference_noise is None else reference_noise,
-            max_attempts=max_attempts,
-        )
+    elif lonely := options.given("reference_noise", "max_attempts", "small_norm", "moved_records"):
+        raise InputError(f"{lonely[0]} describes a gate: give --gate-noise (or --strength) as well.")
     report = privacy_report(
         sample_rate=rate, noise_multiplier=noise_multiplier, releases=releases, delta=delta, gate=gate
     )
@@ -104,6 +105,7 @@ def epsilon(
         )
         return
     _print_report(report)
+    _print_charge(gate)
     _print_warnings(delta, dataset_size)
 
 
@@ -123,6 +125,9 @@ def plan(
         float, typer.Option("--relative-gate-noise", help="Noise of a decision over 4 times the gradient noise.")
     ] = 1.0,
     strength: Strength = None,
+    small_norm: SmallNorm = None,
+    large_norm: LargeNorm = 11.0,
+    moved_records: MovedRecords = None,
     accountant: Annotated[str, typer.Option("--accountant", help="pld (tighter) or rdp.")] = "pld",
     plot: Annotated[Path, typer.Option("--plot", help="Where the plot goes, as SVG.")] = Path("plan.svg"),
     as_json: JsonFlag = False,
@@ -136,24 +141,24 @@ def plan(
     from sluice._base.errors import InputError
     from sluice.accounting.calibration import calibrate
     from sluice.accounting.privacy_report import privacy_report
-    from sluice.mechanism.gates import ClippingBiasGate, Gate
     from sluice.mechanism.rates import exact_sample_rate
 
-    if not gated and any(value is not None for value in (gate_noise, reference_noise, max_attempts)):
-        raise InputError("--no-gate is not allowed together with --gate-noise, --reference-noise or --max-attempts.")
-    gate: Gate | None = _thinning(strength, gate_noise, reference_noise, max_attempts)
+    options = GateOptions(
+        strength=strength,
+        gate_noise=gate_noise,
+        beta=beta,
+        clip_range=clip_range,
+        reference_noise=reference_noise,
+        max_attempts=max_attempts,
+        small_norm=small_norm,
+        large_norm=large_norm,
+        moved_records=moved_records,
+    )
+    of_gates = ("strength", "gate_noise", "reference_noise", "max_attempts", "small_norm", "moved_records")
+    if not gated and (meaningless := options.given(*of_gates)):
+        raise InputError(f"--no-gate is not allowed together with {meaningless[0]}.")
     rate = exact_sample_rate(batch_size=batch_size, dataset_size=dataset_size)
-    if gate is not None:
-        if not gated:
-            raise InputError("--no-gate is not allowed together with --strength.")
-    elif gated:
-        gate = ClippingBiasGate(
-            beta=beta,
-            clip_range=clip_range,
-            gate_noise=gate_noise,
-            reference_noise=reference_noise,
-            max_attempts=max_attempts,
-        )
+    gate = options.gate(expected_batch_size=rate * dataset_size) if gated else None
     task: dict[str, Any] = {
         "sample_rate": rate if gate is None else gate.candidate_rate(rate),
         "releases": releases,
@@ -183,23 +188,9 @@ def plan(
         return
     _print_plan(chosen, plain)
     _print_report(report)
+    _print_charge(chosen.gate)
     _print_warnings(delta, dataset_size)
     _draw(chosen, plot)
-
-
-def _thinning(strength: float | None, *of_other_gates: float | None) -> ThinningGate | None:
-    """The gate that --strength describes, for which options of other gates mean nothing."""
-    from sluice._base.errors import InputError
-    from sluice.mechanism.thinning import ThinningGate
-
-    if strength is None:
-        return None
-    if any(value is not None for value in of_other_gates):
-        raise InputError(
-            "--strength is not allowed together with --gate-noise, --reference-noise or --max-attempts: this gate has neither "
-            "noise nor attempts."
-        )
-    return ThinningGate(strength=strength)
 
 
 def _warnings(delta: float, dataset_size: int) -> list[str]:
@@ -234,13 +225,22 @@ def _gate_summary(gate: Any) -> dict[str, Any] | None:
     if gate is None:
         return None
     if gate.thins:
-        return {"gate": gate.kind, "strength": gate.strength}
+        return {
+            "gate": gate.kind,
+            "strength": gate.strength,
+            "small_norm": gate.small_norm,
+            "large_norm": gate.large_norm,
+            "moved_records": gate.moved_records,
+        }
     return {
         "gate_noise": gate.gate_noise,
         "reference_noise": gate.reference_noise,
         "beta": gate.beta,
         "clip_range": gate.clip_range,
         "max_attempts": gate.max_attempts,
+        "small_norm": gate.small_norm,
+        "large_norm": gate.large_norm,
+        "metric_error": gate.metric_error,
         "ratio_min": gate.acceptance.ratio_min,
         "acceptance_probability_min": gate.acceptance.probability_min,
     }
@@ -253,11 +253,14 @@ def _meanings() -> dict[str, str]:
 
 
 def _print_plan(chosen: Calibration, plain: Calibration) -> None:
+    """Noises are rounded up as well: those that are typed from here still keep the target."""
+    from sluice._base.rounding import rounded_up
+
     rows: list[tuple[str, str, str]] = [
         (
             "gradient noise multiplier",
-            f"{chosen.noise_multiplier:.5g}",
-            f"plain DP-SGD needs {plain.noise_multiplier:.5g}",
+            rounded_up(chosen.noise_multiplier),
+            f"plain DP-SGD needs {rounded_up(plain.noise_multiplier)}",
         )
     ]
     if chosen.gate is not None and chosen.gate.thins:
@@ -267,17 +270,21 @@ def _print_plan(chosen: Calibration, plain: Calibration) -> None:
     elif chosen.gate is not None:
         worst = chosen.gate.acceptance.probability_min
         rows += [
-            ("gate noise", f"{chosen.gate_noise:.5g}", f"the worst batch is accepted with probability {worst:.3g}"),
+            (
+                "gate noise",
+                rounded_up(chosen.gate.gate_noise),
+                f"the worst batch is accepted with probability {worst:.3g}",
+            ),
             (
                 "reference noise multiplier",
-                f"{chosen.reference_noise:.5g}",
+                rounded_up(chosen.gate.reference_noise),
                 "of the metric published with each release",
             ),
         ]
     rows.append(
         (
             "epsilon",
-            f"{chosen.epsilon:.4f}",
+            rounded_up(chosen.epsilon),
             f"target {chosen.target_epsilon:g} at delta {chosen.delta:g}, {chosen.accountant}",
         )
     )
@@ -286,12 +293,25 @@ def _print_plan(chosen: Calibration, plain: Calibration) -> None:
 
 
 def _print_report(report: PrivacyReport) -> None:
+    from sluice._base.rounding import rounded_up
+
     rows = []
     for name, value in report.figures().items():
         if value is not None:
-            shown = f"{value:.3f}" if value >= 0.1 else f"{value:.3g}"
-            rows.append((name, shown, report.reasons.get(name, _meanings()[name])))
+            rows.append((name, rounded_up(value), report.reasons.get(name, _meanings()[name])))
     print_table(("figure", f"epsilon (delta {report.delta:g})", "meaning"), rows)
+
+
+def _print_charge(gate: Any) -> None:
+    """For which run the figures hold, as far as rounding goes."""
+    if gate is None:
+        return
+    typer.echo(f"\nRounding is charged for norms that do not count up to {gate.small_norm:g} (--small-norm).")
+    if gate.thins:
+        typer.echo(
+            f"It may move {gate.moved_records} of the other records: 1 in sluice train, more in a loop of your own over a mean "
+            "loss (--moved-records)."
+        )
 
 
 def _draw(chosen: Calibration, plot: Path) -> None:

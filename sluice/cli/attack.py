@@ -178,11 +178,10 @@ def _told(
         write_plot(folder / f"{stem}.png", target, attacks, public=public)
     if as_json:
         return {**payload, "private": not public}
-    proved = "nothing is proved" if target.epsilon is None else f"epsilon {target.epsilon:.3g} is proved"
     print_table(
         COLUMNS,
         (cells_of(name, found) for name, found in payload["attacks"].items()),
-        title=f"{target.settings.dataset}, {target.settings.method} ({proved}): {payload['members']:,} members, "
+        title=f"{target.settings.dataset}, {target.settings.method} ({_proved(target.epsilon)}): {payload['members']:,} members, "
         f"{payload['non_members']:,} non-members; accuracy {100 * payload['train_accuracy']:.1f} % on members, "
         f"{100 * payload['test_accuracy']:.1f} % on others",
     )
@@ -194,6 +193,12 @@ def _told(
     if folder is not None:
         typer.echo(f"Written: {folder / stem}.json, .png{'' if public else ' (private)'}")
     return payload
+
+
+def _proved(epsilon: float | None) -> str:
+    from sluice._base.rounding import rounded_up
+
+    return "nothing is proved" if epsilon is None else f"epsilon {rounded_up(epsilon)} is proved"
 
 
 def _stem(request: AttackRequest, target: Any, number: int) -> str:

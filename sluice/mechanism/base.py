@@ -88,6 +88,14 @@ class Mechanism(Encoded, ABC):
                 "public reference), or read get_claimed_epsilon(delta), which is not a guarantee."
             )
 
+    @property
+    def as_claimed(self) -> Mechanism:
+        """What an audit holds a run to: the mechanism itself, or what one passes itself off as for which nothing is proved.
+
+        An epsilon of what it is not is a claim, and has to be called one.
+        """
+        return self
+
     @abstractmethod
     def event_after(self, releases: int) -> DpEvent:
         """The event of a run that was planned to make this many releases, prior releases included."""

@@ -17,7 +17,7 @@ from sluice.mechanism.gates import ClippingBiasGate, CoinGate, Gate
 from sluice.mechanism.poisson_release import PoissonRelease
 from sluice.mechanism.scaling import ScalingRule
 from sluice.mechanism.stages import MOST_RELEASES, Stages
-from sluice.mechanism.stated_gate import stated
+from sluice.mechanism.stated_gate import as_if_provable, stated
 from sluice.mechanism.thinning import Tempered, ThinningGate
 
 
@@ -107,8 +107,13 @@ class SelectiveRelease(PoissonRelease):
         return self.gate is None or self.gate.provable
 
     @property
+    def as_claimed(self) -> SelectiveRelease:
+        """Itself; or, where the reference is hidden, the run that it would be if the reference were public."""
+        return self if self.gate is None else replace(self, gate=as_if_provable(self.gate))
+
+    @property
     def release_event(self) -> DpEvent:
-        """The event of one release."""
+        """The event of one release. A gate that nothing is proved for has none: see `as_claimed`."""
         return release_event(sample_rate=self.sample_rate, noise_multiplier=self.sigma, gate=self.gate)
 
     def event_after(self, releases: int) -> DpEvent:

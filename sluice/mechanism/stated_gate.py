@@ -52,11 +52,18 @@ class StatedGate(Gate):
 
 def stated(gate: Gate) -> Gate:
     """The gate as a ledger keeps it: itself, or what it states where its class is not one of Sluice's own."""
-    if is_readable(type(gate)):
-        return gate
+    return gate if is_readable(type(gate)) else _statement(gate, provable=gate.provable)
+
+
+def as_if_provable(gate: Gate) -> Gate:
+    """The gate; or, where nothing is proved for it, one that states the same and whose epsilon is a claim about it."""
+    return gate if gate.provable else _statement(gate, provable=True)
+
+
+def _statement(gate: Gate, *, provable: bool) -> StatedGate:
     return StatedGate(
         stated=gate.acceptance,
         reference_noise=gate.reference_noise,
         max_attempts=gate.max_attempts,
-        stated_provable=gate.provable,
+        stated_provable=provable,
     )

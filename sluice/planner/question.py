@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -123,11 +124,11 @@ def answer(question: Question) -> Mapping[str, Any]:
 
 def _planned(question: Question) -> Calibration:
     if question.target_epsilon is not None:
-        return _calibrated(question, ClippingBiasGate(beta=question.beta) if question.gate != "none" else None)
+        return _calibrated(question, _gate(question))
     noise = question.noise_multiplier or 0.0
-    gate = None
-    if question.gate != "none":
-        gate = ClippingBiasGate(beta=question.beta, gate_noise=noise, reference_noise=REFERENCE_RATIO * noise)
+    gate = _gate(question)
+    if gate is not None:
+        gate = gate.with_noise(gate_noise=noise, reference_noise=REFERENCE_RATIO * noise)
     report = privacy_report(
         sample_rate=question.sample_rate,
         noise_multiplier=noise,
@@ -146,6 +147,14 @@ def _planned(question: Question) -> Calibration:
         target_epsilon=report.pld,
         delta=question.delta,
     )
+
+
+def _gate(question: Question) -> ClippingBiasGate | None:
+    """Charged for rounding as a run is, for the norms that cost most: which ones count is not asked."""
+    if question.gate == "none":
+        return None
+    expected = question.sample_rate * question.dataset_size
+    return ClippingBiasGate(beta=question.beta).for_batches_of(expected, small_norm=math.inf)
 
 
 def _plain(question: Question) -> Calibration | None:
@@ -169,15 +178,15 @@ def _figures(
     rows = [("epsilon, proved", rounded_up(report.pld)), ("noise multiplier", rounded_up(plan.noise_multiplier))]
     if plan.gate is not None:
         rows += [
-            ("gate noise", f"{plan.gate_noise:.4g}"),
-            ("reference noise multiplier", f"{plan.reference_noise:.4g}"),
+            ("gate noise", rounded_up(plan.gate.gate_noise)),
+            ("reference noise multiplier", rounded_up(plan.gate.reference_noise)),
             ("worst batch is accepted with probability", f"{plan.gate.acceptance.probability_min:.3g}"),
             ("plain DP-SGD with this noise: epsilon", rounded_up(report.plain_pld)),
         ]
         if plain is not None:
             rows.append(("plain DP-SGD needs a noise multiplier of", rounded_up(plain.noise_multiplier)))
         if report.paper_rdp is not None:
-            rows.append(("claimed by the paper's formula, no guarantee", f"{report.paper_rdp:.4g}"))
+            rows.append(("claimed by the paper's formula, no guarantee", rounded_up(report.paper_rdp)))
     rows += [
         ("sample rate", f"{plan.sample_rate:.4g}"),
         ("passes over the data", f"{plan.sample_rate * plan.releases:.4g}"),

@@ -49,7 +49,7 @@ class Epsilons(ABC):
 
     def get_claimed_epsilon(self, delta: float) -> float:
         """`get_epsilon` as if the reference were public. With a hidden one it is no guarantee: it can be exceeded."""
-        return self.mechanism.epsilon_after(self.spent, delta=delta, accountant=self.accountant)
+        return self.mechanism.as_claimed.epsilon_after(self.spent, delta=delta, accountant=self.accountant)
 
 
 __all__ = ["Epsilons"]

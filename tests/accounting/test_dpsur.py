@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from sluice._base.errors import InputError
+from sluice._base.rounding import rounded_up
 from sluice.accounting.claims import CLASSICAL_ORDERS, classical_renyi, feature_statistics_event
 from sluice.accounting.dpsur import (
     Dpsur,
@@ -333,7 +334,8 @@ def test_what_can_be_proved_of_published_settings(run):
     assert found == [pytest.approx(figure, rel=5.1e-3) for figure in figures]
     assert comparison.plain_dpsgd < comparison.claimed_authors < comparison.proved_by_attempts
     assert comparison.claimed_paper_code < comparison.claimed_paper_table < comparison.proved_by_releases
-    assert f"{comparison.proved_by_attempts:.3g} is proved" in comparison.verdict
+    assert f"epsilon {rounded_up(comparison.proved_by_attempts)} is proved" in comparison.verdict
+    assert f"without a cap on attempts, {rounded_up(comparison.proved_by_releases)}" in comparison.verdict
 
 
 @pytest.mark.parametrize(

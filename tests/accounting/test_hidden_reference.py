@@ -15,9 +15,18 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import binom, norm
 
+from sluice._base.errors import InputError
 from sluice.accounting import create_accountant
 from sluice.accounting.acceptance import Acceptance
+from sluice.accounting.calibration import calibrate, release_event, solve_releases
 from sluice.accounting.events import SelectiveReleaseDpEvent, plain_release
+from sluice.accounting.opacus_adapter import SelectiveAccountant
+from sluice.accounting.privacy_report import privacy_report
+from sluice.audit.curves import Claim
+from sluice.mechanism.gates import ClippingBiasGate
+from sluice.mechanism.scaling import Clip
+from sluice.mechanism.selective_release import SelectiveRelease
+from sluice.mechanism.stated_gate import StatedGate
 
 DELTA = 1e-5
 
@@ -114,6 +123,42 @@ def test_two_releases_with_a_hidden_reference_cost_more_than_is_claimed(setting,
 def test_the_same_releases_with_a_public_reference_stay_within_their_bound(setting):
     public = replace(setting, hidden=False)
     assert public.delta(public.as_if_public) <= DELTA
+
+
+HIDDEN = ClippingBiasGate(
+    beta=LARGE.tau, clip_range=LARGE.clip, gate_noise=LARGE.sv / 4, reference_noise=math.inf, hidden_reference=True
+)
+STATED = StatedGate(
+    stated=HIDDEN.acceptance, reference_noise=math.inf, max_attempts=None, stated_provable=HIDDEN.provable
+)
+MECHANISM = SelectiveRelease(
+    sample_rate=LARGE.q, expected_batch_size=48.0, scaling=Clip(), noise_multiplier=LARGE.sigma, releases=2, gate=HIDDEN
+)
+COST = {"sample_rate": LARGE.q, "noise_multiplier": LARGE.sigma}
+TARGET = {"target_epsilon": 1.2, "target_delta": DELTA, "sample_rate": LARGE.q}
+ASKED = {
+    "release_event": lambda gate: release_event(gate=gate, **COST),
+    "SelectiveAccountant": lambda gate: SelectiveAccountant(gate=gate),
+    "privacy_report": lambda gate: privacy_report(gate=gate, releases=2, delta=DELTA, **COST),
+    "calibrate": lambda gate: calibrate(gate=gate, releases=2, **TARGET),
+    "solve_releases": lambda gate: solve_releases(gate=gate, noise_multiplier=LARGE.sigma, **TARGET),
+    "epsilon_after": lambda gate: replace(MECHANISM, gate=gate).epsilon_after(2, delta=DELTA, accountant="pld"),
+    "dp_event": lambda gate: replace(MECHANISM, gate=gate).dp_event,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("gate", [HIDDEN, STATED], ids=["own", "read"])
+def test_nobody_is_told_an_epsilon_of_a_hidden_reference(asked, gate):
+    with pytest.raises(InputError, match=r"gate.provable=False is not allowed here"):
+        asked(gate)
+    asked(replace(HIDDEN, hidden_reference=False))
+
+
+def test_an_audit_is_told_what_is_claimed_and_that_nothing_is_proved():
+    claim = Claim.of_mechanism(MECHANISM, delta=DELTA, accountant="pld")
+    assert claim.epsilon == pytest.approx(LARGE.as_if_public, rel=1e-6)
+    assert not claim.proved
 
 
 def test_the_laws_are_complete():

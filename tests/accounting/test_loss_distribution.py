@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
+from sluice.accounting import loss_distribution as loss_distribution_module
 from sluice.accounting.acceptance import Acceptance
 from sluice.accounting.composition import GridTooLargeError, best_tilt, compose
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
@@ -127,6 +128,46 @@ def test_the_hull_of_noisy_upper_bounds_is_nowhere_below_the_true_curve(mu, nois
     cut = with_masses_cut_off(bounds, spacing=spacing, first=first)
     below = np.array([curve_of(cut, epsilon) for epsilon in between]) < wanted * (1 - 1e-6) - 1e-12
     assert below.any() == (noise > 0)
+
+
+@pytest.mark.parametrize("spacing", [1e-3, 0.5])
+@pytest.mark.parametrize("shape", ["arc", "arcs", "noise"])
+def test_long_arcs_above_the_hull_take_a_few_passes_and_leave_the_hull(shape, spacing, monkeypatch):
+    """An arc loses only its ends in a pass: thousands of passes, unless the hull is walked along."""
+    places = np.arange(3000)
+    k = np.exp(np.minimum(places * spacing, 600.0))
+    fall = {
+        "arc": np.sqrt(1 - places / 3001),
+        "arcs": np.sqrt(1 - (places % 1000) / 1001) * 0.3 ** (places // 1000),
+        "noise": np.random.default_rng(0).uniform(0.9, 1.0, 3000) / (1 + places / 100),
+    }[shape]
+    passes = 0
+    original = loss_distribution_module._corners
+
+    def counted(values, gaps):
+        nonlocal passes
+        passes += 1
+        return original(values, gaps)
+
+    monkeypatch.setattr(loss_distribution_module, "_corners", counted)
+    losses = dominating_losses(fall, spacing=spacing, first=0)
+    assert passes < 200
+    assert np.all(losses.masses >= 0)
+    assert losses.masses.sum() + losses.infinity == pytest.approx(1.0, abs=1e-12)
+    monkeypatch.setattr(loss_distribution_module, "_PASSES", 10**9)
+    slow = dominating_losses(fall, spacing=spacing, first=0)
+    np.testing.assert_allclose(losses.masses, slow.masses, rtol=1e-9, atol=1e-13)
+    above = [losses.infinity + float(np.sum(losses.masses[i:] * (1 - k[i] / k[i:]))) for i in range(0, 3000, 7)]
+    assert np.all(np.array(above) <= np.minimum.accumulate(fall)[::7] + 1e-12)
+
+
+def test_a_bound_that_is_not_a_number_counts_as_one():
+    bounds = np.array([np.nan, 0.5, np.nan, 0.4, 0.39])
+    losses = dominating_losses(bounds, spacing=0.1, first=0)
+    known = dominating_losses(np.array([1.0, 0.5, 1.0, 0.4, 0.39]), spacing=0.1, first=0)
+    np.testing.assert_array_equal(losses.masses, known.masses)
+    assert losses.infinity == known.infinity == 0.39
+    assert dominating_losses(np.full(4, np.nan), spacing=0.1, first=0).infinity == 1.0
 
 
 def test_bounds_above_one_or_rising_are_no_trouble():

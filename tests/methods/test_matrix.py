@@ -13,6 +13,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sluice._base.errors import InputError
+from sluice._base.grids import RELEASE_GRID
+from sluice.accounting import create_accountant
+from sluice.accounting.events import plain_release
 from sluice.accounting.matrix.strategy import BandedToeplitz, identity
 from sluice.accounting.matrix.workload import momentum_workload
 from sluice.experiments.run import Progress, Training, recorded_run
@@ -181,6 +184,31 @@ def test_calibration_meets_the_budget_and_picks_the_bands_with_the_least_error()
     assert mechanism.strategy.bands is not None
     assert mechanism.strategy.bands > 1
     assert mechanism.epsilon_after(100, delta=1e-5, accountant="pld") < 1.5
+
+
+@pytest.mark.parametrize("noise", [3.0, 100.0, 2000.0])
+@pytest.mark.parametrize("shown", [1, 5, 16, 17, 100])
+def test_a_run_that_shows_the_beginning_of_its_band_is_charged_for_the_grid_of_the_planned_run(shown, noise):
+    """Against what one record can move the rows by, for every error that the grid may add and noisy_sum raise the noise for."""
+    strategy = BandedToeplitz((1.0,) + (0.95,) * 15)
+    mechanism = MatrixMechanism(
+        strategy=strategy,
+        batches="cyclic-poisson",
+        groups=16,
+        sample_rate=1.0,
+        expected_batch_size=10.0,
+        max_grad_norm=1.0,
+        noise_multiplier=noise,
+        releases=100,
+    )
+    norm = strategy.column_norm(100)
+    errors = np.linspace(0, RELEASE_GRID * noise * norm, 50)[:, None]
+    moved = np.array(strategy.diagonals)[:shown] + errors
+    worst = float(np.max(np.linalg.norm(moved / (noise * (norm + errors)), axis=1)))
+    release = plain_release(sampling_probability=1.0, noise_multiplier=1 / worst)
+    exact = create_accountant("pld").compose(release, -(-shown // 16)).get_epsilon(1e-5)
+    charged = mechanism.epsilon_after(shown, delta=1e-5, accountant="pld")
+    assert exact * (1 - 1e-9) <= charged <= exact * (1 + 1e-3)
 
 
 def error(mechanism: Mechanism, settings: TrainSettings) -> float:

@@ -8,6 +8,8 @@ import pytest
 from sluice._base.errors import InputError
 from sluice.accounting.privacy_report import privacy_report
 from sluice.cli import main
+from sluice.experiments.settings import settings_from
+from sluice.methods.selective import selective_mechanism
 from sluice.planner.question import Question, answer
 
 RUN = {"dataset_size": "60000", "batch_size": "1024", "releases": "300", "delta": "1e-5"}
@@ -36,6 +38,34 @@ def test_noise_that_is_shown_meets_the_target(gate):
         assert "claimed by the paper's formula, no guarantee" in figures(found)
 
 
+@pytest.mark.parametrize("target", ["0.7", "2", "3.1"])
+def test_the_noises_of_a_gate_that_are_shown_keep_the_target(target, capsys):
+    shown = figures(answer(Question.read(RUN | {"target_epsilon": target, "gate": "clipping-bias"})))
+    sizes = ["--dataset-size", "60000", "--batch-size", "1024", "--releases", "300", "--delta", "1e-5"]
+    rows = {"noise": "noise multiplier", "gate": "gate noise", "reference": "reference noise multiplier"}
+    noise, gate, reference = (shown[row] for row in rows.values())
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "epsilon",
+                *sizes,
+                "--noise-multiplier",
+                noise,
+                "--gate-noise",
+                gate,
+                "--reference-noise",
+                reference,
+                "--json",
+            ]
+        )
+    assert json.loads(capsys.readouterr().out)["pld"] <= float(target)
+    with pytest.raises(SystemExit):
+        main(["plan", *sizes, "--epsilon", target, "--json"])
+    exact = json.loads(capsys.readouterr().out)
+    assert float(gate) >= exact["gate_noise"]
+    assert float(reference) >= exact["reference_noise"]
+
+
 @pytest.mark.parametrize("given", [{"target_epsilon": "2"}, {"noise_multiplier": "1.5"}])
 @pytest.mark.parametrize("gate", ["none", "clipping-bias"])
 def test_the_command_gives_the_same_epsilon(given, gate, capsys):
@@ -44,6 +74,25 @@ def test_the_command_gives_the_same_epsilon(given, gate, capsys):
         main([*shlex.split(found["command"])[1:], "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["pld"] <= float(found["epsilon"]) <= printed["pld"] * 1.001
+
+
+@pytest.mark.parametrize("bound", [0.5, 8.0, 50.0])
+def test_no_run_costs_more_than_the_planner_says_is_proved(bound):
+    words = {
+        "dataset_size": "100000",
+        "batch_size": "8192",
+        "releases": "200",
+        "delta": "1e-5",
+        "noise_multiplier": "1.5",
+    }
+    found = answer(Question.read(words | {"gate": "clipping-bias"}))
+    trained = selective_mechanism(
+        settings_from(
+            {"noise_multiplier": 1.5, "gate_noise": 1.5, "releases": 200, "batch_size": 8192, "scaling_bound": bound}
+        ),
+        dataset_size=100_000,
+    )
+    assert trained.epsilon_after(200, delta=1e-5, accountant="pld") <= float(found["epsilon"])
 
 
 def test_a_delta_that_allows_a_record_to_be_published_is_warned_of():

@@ -31,7 +31,13 @@ def accounted_coefficients(strategy: Strategy, *, steps: int, noise_multiplier: 
     validate.positive_integer(steps=steps)
     require_noise(noise_multiplier)
     column = np.abs(strategy.coefficients(steps))
-    norm = float(np.linalg.norm(column))
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(column))
+    if not np.isfinite(norm):
+        raise InputError(
+            f"strategy with coefficients up to {column.max():.3g} is not allowed: their norm overflows, and noise relative to it "
+            "hides nothing that can be computed; use coefficients of the order of 1."
+        )
     share = RELEASE_GRID * noise_multiplier
     moved = (column + share * norm) / ((1 + share) * noise_multiplier * norm)
     if strategy.bands is not None:
@@ -58,19 +64,26 @@ def require_non_negative(strategy: Strategy, *, accountant: str) -> None:
 
 
 def banded_event(
-    strategy: Strategy, *, steps: int, groups: int, sample_rate: float, noise_multiplier: float
+    strategy: Strategy,
+    *,
+    steps: int,
+    groups: int,
+    sample_rate: float,
+    noise_multiplier: float,
+    shown: int | None = None,
 ) -> DpEvent:
     """A banded strategy under :class:`sluice.randomness.grouped_sampling.CyclicPoisson`, as an event for any accountant.
 
     Args:
         strategy: a banded one.
-        steps: how many rows are released.
+        steps: for how many rows the noise was planned.
         groups: how many groups take turns; at least as many as the strategy has bands.
         sample_rate: the probability with which a record of the group in turn is in the batch.
         noise_multiplier: standard deviation of z over ``max_grad_norm * strategy.column_norm(steps)``.
+        shown: how many of the rows are released; None for all.
 
     Guarantee:
-        Under adding or removing one record the whole run is dominated by ``ceil(steps / groups)`` Poisson-sampled
+        Under adding or removing one record the whole run is dominated by ``ceil(shown / groups)`` Poisson-sampled
         Gaussian releases, for adaptively chosen gradients and coefficients of any sign (docs/matrix.md, section 4).
     """
     validate.positive_integer(steps=steps, groups=groups)
@@ -86,9 +99,14 @@ def banded_event(
             f"groups={groups} is not allowed with a strategy of {strategy.bands} bands: two participations of a record "
             f"would share rows; use at least {strategy.bands} groups, or fewer bands."
         )
-    moved = accounted_coefficients(strategy, steps=steps, noise_multiplier=noise_multiplier)
+    shown = steps if shown is None else shown
+    validate.positive_integer(shown=shown)
+    if shown > steps:
+        raise InputError(f"shown={shown} is not allowed: it must be at most steps={steps}.")
+    # The grid is as fine as the noise for all steps makes it, so a shorter run shows the beginning of the same coefficients.
+    moved = accounted_coefficients(strategy, steps=steps, noise_multiplier=noise_multiplier)[:shown]
     release = plain_release(sampling_probability=sample_rate, noise_multiplier=1.0 / float(np.linalg.norm(moved)))
-    return SelfComposedDpEvent(release, -(-steps // groups))
+    return SelfComposedDpEvent(release, -(-shown // groups))
 
 
 def unamplified_event(

@@ -126,7 +126,9 @@ class BinsPair:
         log_ratio = _log_mean_exp(exponents)
         log_tilted = _log_mean_exp(tilt * exponents - (tilt**2 - tilt) * squares / 2)
         gain = -np.expm1(np.minimum(epsilon - log_ratio, 0.0))
-        return np.where(log_ratio > epsilon, gain * np.exp(np.minimum(log_ratio - log_tilted, _LARGEST_EXPONENT)), 0.0)
+        values = gain * np.exp(np.minimum(log_ratio - log_tilted, _LARGEST_EXPONENT))
+        # What is not a number stays none, and `upper_mean` refuses it.
+        return np.where(log_ratio <= epsilon, 0.0, values)
 
     def _add(self, epsilon: float, normals: Array) -> Array:
         """Along the mean of the means: the expectation of ``max(0, 1 - e^eps L)`` on that line."""

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import scipy
 
+from sluice._base.errors import InputError
 from sluice.accounting.loss_distribution import LossDistribution
 
 Array = np.ndarray
@@ -38,6 +39,10 @@ def sum_of_coins(shifts: Array, probabilities: Array, *, cells: int, dropped: fl
     Guarantee:
         The result is stochastically at least the sum. About ``dropped`` of its mass is infinitely far away.
     """
+    if not (np.isfinite(shifts).all() and ((probabilities >= 0) & (probabilities <= 1)).all()):
+        raise InputError(
+            "shifts and probabilities of coins are not all numbers, the latter from 0 to 1: nothing is proved."
+        )
     present = (shifts > 0) & (probabilities > 0)
     shifts, probabilities = shifts[present], probabilities[present]
     if len(shifts) <= math.log2(cells):

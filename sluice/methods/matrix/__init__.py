@@ -143,15 +143,12 @@ class MatrixMechanism(Mechanism):
             return UnsupportedDpEvent()
         return banded_event(
             self.strategy,
-            steps=releases,
+            steps=self.releases,
             groups=self.groups,
             sample_rate=self.sample_rate,
-            noise_multiplier=self._shorter_run_multiplier(releases),
+            noise_multiplier=self.noise_multiplier,
+            shown=releases,
         )
-
-    def _shorter_run_multiplier(self, releases: int) -> float:
-        """The noise is relative to the norm of a whole column, of which a shorter run shows only the beginning."""
-        return self.noise_multiplier * self.strategy.column_norm(self.releases) / self.strategy.column_norm(releases)
 
     def epsilon_after(self, releases: int, *, delta: float, accountant: str) -> float:
         """As for any mechanism; where events do not compose, the whole run is charged from the first release on."""

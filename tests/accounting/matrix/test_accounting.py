@@ -66,6 +66,11 @@ def test_releases_are_counted_by_turns_and_rounded_up() -> None:
         assert event.count == turns
 
 
+def test_a_run_does_not_show_more_rows_than_its_noise_was_planned_for() -> None:
+    with pytest.raises(InputError, match="shown=9 is not allowed: it must be at most steps=8"):
+        banded_event(BANDED, steps=8, shown=9, groups=4, sample_rate=0.1, noise_multiplier=1.0)
+
+
 def test_one_band_is_plain_dp_sgd() -> None:
     event = banded_event(identity(), steps=50, groups=1, sample_rate=0.1, noise_multiplier=1.3)
     plain = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.3)), 50)
