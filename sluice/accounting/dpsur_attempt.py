@@ -77,6 +77,8 @@ def attempt_renyi(attempt: Dpsur, orders: Array) -> Array:
         At least the divergence between the laws of (candidate, accepted or not) under any two data sets that differ in
         one record, in both directions.
     """
+    if math.isinf(attempt.spread):  # the data decide alone
+        return np.full(len(orders), math.inf)
     # Logarithms of both sides of each coin: a side so rare that the other rounds to 1 counts at large orders.
     least, most = (scipy.special.log_ndtr([end, -end]) for end in attempt.acceptance_arguments)
     tested, untested = math.log(attempt.validation_rate), _log_untested(attempt)
