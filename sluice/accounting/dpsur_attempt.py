@@ -52,6 +52,14 @@ def attempt_losses(attempt: Dpsur, direction: Direction, *, spacing: float, uppe
     Guarantee:
         Its hockey-stick curve is nowhere below that of `attempt_bound`, so composing it never under-reports.
     """
+    low, high = attempt_range(attempt, direction, upper_tail=upper_tail)
+    first, last = (int(end / spacing) for end in np.clip((low - spacing, high + spacing), -LARGEST_LOSS, LARGEST_LOSS))
+    bounds = attempt_bound(attempt, direction, np.arange(first, last + 1) * spacing)
+    return dominating_losses(bounds, spacing=spacing, first=first)
+
+
+def attempt_range(attempt: Dpsur, direction: Direction, *, upper_tail: float) -> tuple[float, float]:
+    """The losses between which a grid has to reach."""
     low, high = loss_range(step_release(attempt), direction, upper_tail=upper_tail)
     harder, easier = _log_acceptance_ratios(attempt)
     tilt = max(easier, -harder)
@@ -59,9 +67,7 @@ def attempt_losses(attempt: Dpsur, direction: Direction, *, spacing: float, uppe
     may_be_rejected = float(scipy.special.log_ndtr(-least)) > math.log(upper_tail)
     rejection = float(scipy.special.log_ndtr(-least) - scipy.special.log_ndtr(-most)) if may_be_rejected else 0.0
     low, high = min(low - tilt, -rejection), max(high + tilt, rejection)
-    first, last = (int(end / spacing) for end in np.clip((low - spacing, high + spacing), -LARGEST_LOSS, LARGEST_LOSS))
-    bounds = attempt_bound(attempt, direction, np.arange(first, last + 1) * spacing)
-    return dominating_losses(bounds, spacing=spacing, first=first)
+    return max(low, -LARGEST_LOSS), min(high, LARGEST_LOSS)
 
 
 def attempt_renyi(attempt: Dpsur, orders: Array) -> Array:
@@ -71,6 +77,8 @@ def attempt_renyi(attempt: Dpsur, orders: Array) -> Array:
         At least the divergence between the laws of (candidate, accepted or not) under any two data sets that differ in
         one record, in both directions.
     """
+    if math.isinf(attempt.spread):  # the data decide alone
+        return np.full(len(orders), math.inf)
     # Logarithms of both sides of each coin: a side so rare that the other rounds to 1 counts at large orders.
     least, most = (scipy.special.log_ndtr([end, -end]) for end in attempt.acceptance_arguments)
     tested, untested = math.log(attempt.validation_rate), _log_untested(attempt)

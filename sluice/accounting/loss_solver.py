@@ -12,7 +12,7 @@ import numpy as np
 from sluice.accounting import dp_accounting_losses, dpa
 from sluice.accounting.composition import ComposedLosses, Factors, GridTooLargeError, best_tilt, compose
 from sluice.accounting.dpsur import DpsurAttemptDpEvent
-from sluice.accounting.dpsur_attempt import attempt_losses, attempt_renyi, step_release
+from sluice.accounting.dpsur_attempt import attempt_losses, attempt_range, attempt_renyi, step_release
 from sluice.accounting.events import UNGATED, SelectiveReleaseDpEvent
 from sluice.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sluice.accounting.loss_distribution import DIRECTIONS, Direction, loss_distribution
@@ -124,15 +124,26 @@ def solve_delta(events: Events, *, epsilon: float, tolerance: float) -> float:
 
 
 def _grid(events: Events, *, tilt: float, epsilon: float, delta: float, tolerance: float) -> Grid:
-    # An attempt's losses are about those of its step, which is all that the choice of a grid has to know.
+    # An attempt's losses are about those of its step, which is all that the choice of a grid has to know but for its size:
+    # with little noise in the test they reach much farther.
     steps = tuple((step_release(event.attempt), count) for event, count in events.attempts)
+    upper_tail = _CUT_OFF * delta / events.count
+    spans = (
+        attempt_range(event.attempt, direction, upper_tail=upper_tail)
+        for event, _ in events.attempts
+        for direction in DIRECTIONS
+    )
+    smallest = [
+        *(dp_accounting_losses.smallest_spacing(event) for event, _ in events.others),
+        *((high - low) / _MAX_POINTS for low, high in spans),
+    ]
     return choose_grid(
         (*events.releases, *steps),
         tilt=tilt,
         epsilon=epsilon,
-        upper_tail=_CUT_OFF * delta / events.count,
+        upper_tail=upper_tail,
         tolerance=tolerance,
-        smallest_spacing=max((dp_accounting_losses.smallest_spacing(event) for event, _ in events.others), default=0.0),
+        smallest_spacing=max(smallest, default=0.0),
     )
 
 

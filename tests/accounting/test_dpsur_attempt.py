@@ -11,6 +11,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import norm
 
+from sluice.accounting import dpsur_attempt as dpsur_attempt_module
 from sluice.accounting.dpsur import Dpsur, DpsurAttemptDpEvent
 from sluice.accounting.dpsur_attempt import attempt_bound, attempt_losses, attempt_renyi
 from sluice.accounting.loss_distribution import DIRECTIONS, Direction
@@ -274,3 +275,19 @@ def test_extreme_attempts_get_a_number_and_no_traceback(change):
     accountant = SelectivePLDAccountant()
     accountant.compose(DpsurAttemptDpEvent(attempt=replace(MNIST, **change)), 100)
     assert accountant.get_epsilon(1e-5) >= 0
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_little_noise_in_the_test_does_not_take_a_grid_of_millions_of_points(epsilon, monkeypatch):
+    sizes = []
+    original = dpsur_attempt_module.dominating_losses
+
+    def measured(bounds, **grid):
+        sizes.append(len(bounds))
+        return original(bounds, **grid)
+
+    monkeypatch.setattr(dpsur_attempt_module, "dominating_losses", measured)
+    attempt = Dpsur(sample_rate=0.01, noise_multiplier=1.0, validation_rate=0.01, validation_noise=0.05)
+    delta = SelectivePLDAccountant().compose(DpsurAttemptDpEvent(attempt=attempt), 100).get_delta(epsilon)
+    assert delta == pytest.approx(0.447, abs=2e-3)
+    assert max(sizes) < 1.1 * 2**20
