@@ -306,7 +306,10 @@ def _print_charge(gate: Any) -> None:
     """For which run the figures hold, as far as rounding goes."""
     if gate is None:
         return
-    typer.echo(f"\nRounding is charged for norms that do not count up to {gate.small_norm:g} (--small-norm).")
+    typer.echo(
+        f"\nWhat rounding may do is charged for a metric that rises between gradient norms of {gate.small_norm:g} (--small-norm) and "
+        f"{gate.large_norm:g} (--large-norm)."
+    )
     if gate.thins:
         typer.echo(
             f"It may move {gate.moved_records} of the other records: 1 in sluice train, more in a loop of your own over a mean "

@@ -66,7 +66,7 @@ def test_epsilon_as_text_says_what_each_figure_means(capsys):
     assert code == 0
     assert "1.68" in out
     assert "claimed (paper)" in out
-    assert "norms that do not count up to 9.9 (--small-norm)" in out
+    assert "between gradient norms of 9.9 (--small-norm) and 11 (--large-norm)" in out
 
 
 TRAINED = [
