@@ -165,10 +165,10 @@ def test_more_data_less_noise_or_a_stronger_gate_never_costs_less(q, sigma, low,
 
 
 def exact_divergence(order: float, ratio_min: str, ratio_max: str, sigma: float) -> mp.mpf:
-    """With all records in each batch moments are closed forms; the worst mixture is looked for with 400 digits."""
+    """With all records in each batch moments are closed forms; the worst mixture is looked for with 340 digits."""
     low, high, variance = mp.mpf(ratio_min), mp.mpf(ratio_max), mp.mpf(sigma) ** 2
-    shares = [10 ** (mp.mpf(i) / 10) for i in range(-3200, 0)]
-    weights = [mp.mpf(0), mp.mpf(1), *shares, *(1 - share for share in shares[-40:])]
+    shares = [10 ** (mp.mpf(i) / 3) for i in range(-960, 0)]
+    weights = [mp.mpf(0), mp.mpf(1), *shares, *(1 - share for share in shares[-12:])]
 
     def worst(power: mp.mpf) -> mp.mpf:
         moment = power * (power - 1) / (2 * variance)
@@ -190,10 +190,10 @@ def exact_divergence(order: float, ratio_min: str, ratio_max: str, sigma: float)
 def test_gates_of_which_one_record_decides_are_dear(ratio_min, ratio_max, order):
     acceptance = Acceptance(ratio_min=float(ratio_min), ratio_max=float(ratio_max), probability_min=1e-300)
     event = release(1.0, 3.0, acceptance)
-    with mp.workdps(400):
+    with mp.workdps(340):
         exact = exact_divergence(order, ratio_min, ratio_max, 3.0)
     found = renyi_divergences(event, np.array([order]))[0]
-    assert exact <= found <= exact * mp.mpf("1.02")  # the grid of mixtures is coarse
+    assert exact <= found <= exact * mp.mpf("1.1")  # the grid of mixtures is coarse
 
 
 @pytest.mark.filterwarnings("error")
